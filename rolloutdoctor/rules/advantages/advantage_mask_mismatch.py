@@ -33,12 +33,12 @@ class AdvantageMaskMismatch(TableRule):
 
     ## How it is measured
     `zero_token_share` is the share of trained tokens that have an advantage of 0 in rows with another advantage, on
-    other tokens or in the column `advantage`. Rows that are 0 throughout count in `dead_rows`, if the reward gives
-    them another advantage and no known cause explains the logged ones. Values within a row count as different
-    beyond the rounding radius of its advantage. `outside_tokens` are masked tokens whose value is neither 0 nor one
-    of the row's trained tokens: the mask keeps them out of the loss, so by themselves they are information.
-    Trainers that give every response token its row's advantage, masked or not, have none. Estimators with a time
-    axis (GAE, discounted returns, credit by turn) have an advantage for each token and are not tested.
+    other tokens or in the column `advantage`. Rows that are 0 throughout count in `dead_rows`, if the reward gives them
+    another advantage and no known cause explains the logged ones. Values within a row count as different beyond the
+    rounding radius of its advantage. `outside_tokens` are masked tokens whose value is neither 0 nor one of the row's
+    trained tokens: the mask keeps them out of the loss, so by themselves they are information. Trainers that give every
+    response token its row's advantage, masked or not, have none. Estimators with a time axis (GAE, discounted returns,
+    credit by turn) have an advantage for each token and are not tested.
 
     ## What to do
     Give every row its own scalar advantage, and multiply that by the row's own mask.

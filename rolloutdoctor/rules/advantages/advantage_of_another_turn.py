@@ -27,8 +27,8 @@ class AdvantageOfAnotherTurn(TableRule):
     """Rows of a trajectory have the advantage of another of its turns.
 
     ## What it does
-    Where a trajectory gives several rows, one for each turn (`trajectory_id`), holds the logged advantage of each row
-    against its own and against those of other turns: the last, the first, the next and the one before, and of the next
+    Where a trajectory gives several rows, one for each turn (`trajectory_id`), compares the logged advantage of each
+    row with its own and with those of other turns: the last, the first, the next and the one before, and of the next
     row that ends any trajectory.
 
     ## Why it matters
@@ -37,12 +37,12 @@ class AdvantageOfAnotherTurn(TableRule):
     is longer than that turn gets 0 and learns nothing. No metric shows it.
 
     ## How it is measured
-    Whole steps are tested: a relation between rows explains a step if every logged advantage is, within its
-    rounding radius, the recomputed one of the row that the relation leads to, and some of these are not the row's
-    own. Copied tokens are recognised from the logged advantages alone: in every row exactly the trained tokens
-    beyond the length of the last turn's response have 0, counted from the end or from the beginning, and the others
-    have the last turn's advantage. A finding requires eight such rows (`moved_rows`) and is an error. Rows whose
-    trajectory has one advantage throughout cannot show it.
+    Whole steps are tested: a relation between rows explains a step if every logged advantage is, within its rounding
+    radius, the recomputed one of the row that the relation leads to, and some of these are not the row's own. Copied
+    tokens are recognised from the logged advantages alone: in every row exactly the trained tokens beyond the length of
+    the last turn's response have 0, counted from the end or from the beginning, and the others have the last turn's
+    advantage. A finding requires eight such rows (`moved_rows`) and is an error. Rows whose trajectory has one
+    advantage throughout cannot show it.
 
     ## What to do
     Hand over the scalar advantage, times the row's own mask, and find the turns of a trajectory by its id, not by

@@ -37,15 +37,15 @@ class DeadGroups(TableRule):
     stay in the denominator, and the gradient of the other groups is diluted by `kappa`.
 
     ## How it is measured
-    Rewards are compared exactly, since the standard deviation of equal values need not be 0. `kappa` is the share
-    of trained tokens in groups with a spread, the factor by which a token mean shrinks the gradient.
-    `expected_share` is the share to expect of right-or-wrong rewards if every response is right with the run's mean
-    probability p, p^G + (1 - p)^G; it is higher if prompts differ in difficulty or responses repeat each other
-    (`RDI009`). `always_dead_share` is the share of recurring prompts that were dead in each of their steps. Such
-    groups are a property of the task and the policy, so this is information; a warning if every response failed in
-    half of all groups, eight or more; an error if no group has a spread, eight or more. If the trainer logs a share
-    under its own definition (TRL: frac_reward_zero_std, by the standard deviation that divides, which may be the
-    batch's), it is given beside the share of dead groups where the two differ.
+    Rewards are compared exactly, since the standard deviation of equal values need not be 0. `kappa` is the share of
+    trained tokens in groups with a spread, the factor by which a token mean shrinks the gradient. `expected_share` is
+    the share to expect of right-or-wrong rewards if every response is right with the run's mean probability p, p^G + (1
+    - p)^G; it is higher if prompts differ in difficulty or responses repeat each other (`RDI009`). `always_dead_share`
+    is the share of recurring prompts that were dead in each of their steps. Such groups are a property of the task and
+    the policy, so this is information; a warning if every response failed in half of all groups, eight or more; an
+    error if no group has a spread, eight or more. If the trainer logs a share under its own definition (TRL:
+    frac_reward_zero_std, by the standard deviation that divides, which may be the batch's), it is given beside the
+    share of dead groups where the two differ.
 
     ## What to do
     Sample other prompts, larger groups, or until there is a spread (dynamic sampling); leave out prompts that are

@@ -34,13 +34,12 @@ class EntropySpent(TableRule):
     the entropy is gone, and which responses spend it.
 
     ## How it is measured
-    `covariance` is the mean over the steps, in nats times advantage; `positive_share` is the share of steps in
-    which it is above 0. Entropies are those recorded for the tokens, or else minus the mean log-prob;
-    `entropy_first` and `entropy_last` are medians over the first and the last tenth of the steps, at least three.
-    `change_correlation` correlates minus the covariance with the change of the entropy to the next step. It is
-    information, if the entropy fell by three tenths or more and the covariance is positive in more of at least ten
-    steps than three standard errors of a fair coin allow. Most runs that learn spend entropy: the rule says where
-    it goes, not that this is wrong.
+    `covariance` is the mean over the steps, in nats times advantage; `positive_share` is the share of steps in which it
+    is above 0. Entropies are those recorded for the tokens, or else minus the mean log-prob; `entropy_first` and
+    `entropy_last` are medians over the first and the last tenth of the steps, at least three. `change_correlation`
+    correlates minus the covariance with the change of the entropy to the next step. It is information, if the entropy
+    fell by three tenths or more and the covariance is positive in more of at least ten steps than three standard errors
+    of a fair coin allow. Most runs that learn spend entropy: the rule says where it goes, not that this is wrong.
 
     ## What to do
     If the entropy is needed longer, raise the clip range for positive advantages, clip or penalize the tokens of the

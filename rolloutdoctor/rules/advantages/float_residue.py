@@ -27,22 +27,22 @@ class FloatResidue(TableRule):
     ## What it does
     Finds training groups whose rewards are all equal (max - min = 0) and yet have advantages other than 0. Where a
     trainer leaves out rows of an advantage of exactly 0, these pass its filter. Advantages that are whitened over the
-    step afterwards are not looked at: those of such a group are 0 less the mean of the step.
+    step afterwards are not looked at: in such a group they are 0 minus the mean of the step.
 
     ## Why it matters
     An advantage that should be 0 is a rounding error instead, and a filter of zero advantages does not catch it. The
     residue, divided by a standard deviation of the same size plus a small epsilon, becomes an advantage of up to 0.9,
     with the same sign for the whole group: all of its responses are reinforced, or all suppressed, by rounding alone.
-    Rewards of 0, 1 and dyadic fractions never do this. Nothing is divided by a deviation where zero advantages are
-    filtered: the residue is then some 1e-8, but the tokens of such groups are counted in the denominator, and the
+    Rewards of 0, 1 and dyadic fractions never do this. Where zero advantages are filtered, nothing is divided by a
+    deviation: the residue is then about 1e-8, but the tokens of such groups are counted in the denominator, and the
     gradient of all others is smaller by their share.
 
     ## How it is measured
     Logged advantages are used if there are any; the finding is then confirmed. Otherwise the trainer's float32
-    arithmetic is repeated on the rewards, summed in the order that torch uses on an x86 processor. The sign and
-    size of the residue depend on that order, so a GPU gives a different residue; the exact advantage is 0. It is a
-    warning if an advantage reaches 0.01, an error if such an advantage was logged, and information below that.
-    Where zero advantages are filtered, it is a warning if such tokens make up 1 % of the denominator.
+    arithmetic is repeated on the rewards, summed in the order that torch uses on an x86 processor. The sign and size of
+    the residue depend on that order, so a GPU gives a different residue; the exact advantage is 0. It is a warning if
+    an advantage reaches 0.01, an error if such an advantage was logged, and information below that. Where zero
+    advantages are filtered, it is a warning if such tokens make up 1 % of the denominator.
 
     ## What to do
     Test for equal rewards by max - min, compute group statistics in float64, or scale rewards to dyadic values.

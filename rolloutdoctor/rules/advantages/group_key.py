@@ -33,10 +33,10 @@ class GroupKey(TableRule):
 
     ## How it is measured
     The prompt of a rollout is that of its first row. `split_share` is the share of groups whose prompt has other
-    one-rollout groups in the same step; a finding requires eight such groups and half of all groups. Prompts that
-    are drawn twice as groups of several rollouts do not count. Confirmed: the logged advantages of these rows equal
-    the recomputed ones; if none does, the trainer compared other rows, and there is no finding. Environments that
-    give one prompt to different tasks look the same; there, too, a group of one rollout has no baseline.
+    one-rollout groups in the same step; a finding requires eight such groups and half of all groups. Prompts that are
+    drawn twice as groups of several rollouts do not count. Confirmed: the logged advantages of these rows equal the
+    recomputed ones; if none does, the trainer compared other rows, and there is no finding. Environments that give one
+    prompt to different tasks look the same; there, too, a group of one rollout has no baseline.
 
     ## What to do
     Give the advantage computation the id of the task (the prompt's uid), not that of the rollout, agent or turn.

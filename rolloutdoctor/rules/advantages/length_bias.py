@@ -29,11 +29,11 @@ class LengthBias(TableRule):
     Where advantage goes with length, either moves the length of responses.
 
     ## How it is measured
-    `weight_exponent` is -1 if every response weighs the same and 0 if every token does. Lengths are numbers of
-    trained tokens; the means of each step are subtracted before anything is summed. `length_up` and `length_down`
-    are the mean lengths of responses with positive and with negative advantages, weighted by the gradient at
-    importance ratio 1. It is information, from an exponent of one half or a correlation of 0.3 (and five times its
-    standard error): the aggregation is a choice, and a correlation is a property of the task.
+    `weight_exponent` is -1 if every response weighs the same and 0 if every token does. Lengths are numbers of trained
+    tokens; the means of each step are subtracted before anything is summed. `length_up` and `length_down` are the mean
+    lengths of responses with positive and with negative advantages, weighted by the gradient at importance ratio 1. It
+    is information, from an exponent of one half or a correlation of 0.3 (and five times its standard error): the
+    aggregation is a choice, and a correlation is a property of the task.
 
     ## What to do
     Nothing, if it is meant. Compare with `diff` under another aggregation.

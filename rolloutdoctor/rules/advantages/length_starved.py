@@ -29,18 +29,18 @@ class LengthStarved(TableRule):
     mean length is that of what was kept.
 
     ## How it is measured
-    `lag` is the newest version of a step minus that of the response. `lag_length_correlation` is the rank
-    correlation of lag and length within steps; `bound` is the largest lag of the run. `long_at_bound` is the share
-    of the longest fifth of a step that is at the bound, `short_at_bound` that of the shortest fifth. `dropped` are
-    responses without a trained token, in groups older than any response that is trained. Not counted are those that
-    were cut off (`status`), that are as long as any of the run, or whose group has equal rewards: a filter of such
-    groups or a bound on the ratio may also drop what is long and old.
+    `lag` is the newest version of a step minus that of the response. `lag_length_correlation` is the rank correlation
+    of lag and length within steps; `bound` is the largest lag of the run. `long_at_bound` is the share of the longest
+    fifth of a step that is at the bound, `short_at_bound` that of the shortest fifth. `dropped` are responses without a
+    trained token, in groups older than any response that is trained. Not counted are those that were cut off
+    (`status`), that are as long as any of the run, or whose group has equal rewards: a filter of such groups or a bound
+    on the ratio may also drop what is long and old.
 
-    It is a warning if a twentieth of the responses or more were dropped, at least ten, and within steps these are
-    both longer and older than the trained ones, by five standard errors each. If a file holds trained responses
-    only, it is information: the correlation is 0.4 or more, by five standard errors, and the same bound is reached
-    in three quarters of the steps, by three tenths of the longest responses and twice as often as by the shortest.
-    A trainer that waits at the bound for long responses and discards none looks the same.
+    It is a warning if a twentieth of the responses or more were dropped, at least ten, and within steps these are both
+    longer and older than the trained ones, by five standard errors each. If a file holds trained responses only, it is
+    information: the correlation is 0.4 or more, by five standard errors, and the same bound is reached in three
+    quarters of the steps, by three tenths of the longest responses and twice as often as by the shortest. A trainer
+    that waits at the bound for long responses and discards none looks the same.
 
     ## What to do
     Bound staleness by pacing the sampler instead of discarding, or raise the bound. Compare the length of sampled and

@@ -23,18 +23,18 @@ class NoBaselineLogged(NumbersRule):
     Compares the extremes of the logged advantages with those of the rewards. No rollouts are needed.
 
     ## Why it matters
-    A group-relative estimator compares the responses to one prompt. With one response a prompt there is nothing to
+    A group-relative estimator compares the responses to one prompt. With one response per prompt there is nothing to
     compare with, and trainers take the score itself as the advantage without a word (verl's GRPO, RLOO and OPO have a
     mean of 0 and a deviation of 1 for such a group). With rewards of 0 and more every response is reinforced, good or
     bad; with penalties alone every one is suppressed; and the variance of the gradient is that of no baseline.
 
     ## How it is measured
-    `steps` are those with different rewards. A finding requires that in all of them, at least three, both extremes
-    of the advantages equal those of the rewards to within 1e-5 of their size, and that a baseline within groups
-    cannot produce that: in `one_sided_steps` no reward, and so no advantage, is below 0 (or none above), although a
-    group with a baseline has both signs; or three steps have different pairs of extremes, each of two sizes. Where
-    the log has rewards less a KL penalty, those are used. Confirmed. Clean if the mean advantage is less than half
-    of the mean reward, since a KL penalty within the reward moves both extremes.
+    `steps` are those with different rewards. A finding requires that in all of them, at least three, both extremes of
+    the advantages equal those of the rewards to within 1e-5 of their size, and that a baseline within groups cannot
+    produce that: in `one_sided_steps` no reward, and so no advantage, is below 0 (or none above), although a group with
+    a baseline has both signs; or three steps have different pairs of extremes, each of two sizes. Where the log has
+    rewards less a KL penalty, those are used. Confirmed. Clean if the mean advantage is less than half of the mean
+    reward, since a KL penalty within the reward moves both extremes.
 
     ## What to do
     Sample several responses for each prompt, and see that the id of the prompt is given before the batch is repeated:

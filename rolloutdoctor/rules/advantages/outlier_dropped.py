@@ -24,18 +24,18 @@ class OutlierDropped(TableRule):
     the spread of the other responses.
 
     ## Why it matters
-    Dynamic sampling is to drop groups in which nothing can be learned. Where a response is judged by the standard
+    Dynamic sampling is meant to drop groups in which nothing can be learned. Where a response is judged by the standard
     deviation of the *others* (a leave-one-out baseline), it drops single responses: in a group of one right and seven
     wrong ones the others of the right one are all equal, so it goes, and the seven wrong ones stay. Advantages are
-    computed of what is left, where they are 0: the prompts with the largest advantages train nothing, and their other
+    computed from what is left, where they are 0: the prompts with the largest advantages train nothing, and their other
     responses fill up the batch in place of groups with a spread.
 
     ## How it is measured
-    A group that has one response fewer than `num_generations_per_prompt` and no spread of rewards (max - min = 0)
-    can have passed the filter only if the missing response differed: with equal rewards all would have been
-    dropped, and with two different ones none. The last group of a step is left out, because the batch is cut there.
-    Confirmed: the rewards show it. `rows_share` is the share of such rows in the batch. Groups of two lose both
-    rows and leave no trace.
+    A group that has one response fewer than `num_generations_per_prompt` and no spread of rewards (max - min = 0) can
+    have passed the filter only if the missing response differed: with equal rewards all would have been dropped, and
+    with two different ones none. The last group of a step is left out, because the batch is cut there. Confirmed: the
+    rewards show it. `rows_share` is the share of such rows in the batch. Groups of two lose both rows and leave no
+    trace.
 
     ## What to do
     Set `use_leave_one_out_baseline=false` for the filter, or filter by group: drop it where max - min is 0.

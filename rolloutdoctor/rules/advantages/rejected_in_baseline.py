@@ -47,14 +47,14 @@ class RejectedInBaseline(TableRule):
     error only where an option of the run asks for the exclusion.
 
     ## How it is measured
-    `live_rows` counts the unmasked responses whose advantage changes, in any group of the step, and
-    `affected_groups` their groups; `advantage_shift` is how much these advantages change when fully masked
-    responses are left out. `baseline_drift` is the change of the baseline, over the `drifted_rows` unmasked
-    responses whose baseline changes. `spurious_share_l1` is the L1 norm of the change of the gradient divided by
-    that of the gradient, `relative_change_l1` the same divided by that of the fixed gradient. Gradients are with
-    respect to log-probs and need log-probs; L2 shares of the parameters' gradient were 0.7 to 1.2 times as large in
-    nine of ten steps of tiny trainings (`docs/how-we-know.md`). Confirmed: where the two formulas differ, the
-    logged advantages match the one that includes fully masked responses.
+    `live_rows` counts the unmasked responses whose advantage changes, in any group of the step, and `affected_groups`
+    their groups; `advantage_shift` is how much these advantages change when fully masked responses are left out.
+    `baseline_drift` is the change of the baseline, over the `drifted_rows` unmasked responses whose baseline changes.
+    `spurious_share_l1` is the L1 norm of the change of the gradient divided by that of the gradient,
+    `relative_change_l1` the same divided by that of the fixed gradient. Gradients are with respect to log-probs and
+    need log-probs; L2 shares of the parameters' gradient were 0.7 to 1.2 times as large in nine of ten steps of tiny
+    trainings (`docs/how-we-know.md`). Confirmed: where the two formulas differ, the logged advantages match the one
+    that includes fully masked responses.
 
     ## What to do
     Leave fully masked responses out of the group statistics in the trainer. The numbers compare with the fix

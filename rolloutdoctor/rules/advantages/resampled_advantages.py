@@ -16,7 +16,7 @@ class ResampledAdvantages(KnownFaultRule):
     """Rows are trained with the advantages of other rows, which were drawn in their place.
 
     ## What it does
-    Of generalised advantages (`gae`) that the rows do not reproduce, looks for the row of the step whose advantages
+    Where the rows do not reproduce their generalised advantages (`gae`), looks for the row of the step whose advantages
     each row has, token by token. With `use_pf_ppo` verl's V1 trainer resamples rows by their scores and writes the
     advantages and returns of what it drew to the rows as they were: such a run is evaluated with the fix
     `own-advantages` as well.
@@ -28,12 +28,12 @@ class ResampledAdvantages(KnownFaultRule):
     ## How it is measured
     The draw is logged nowhere, so the row that is nearest at 16 of the trained tokens is taken as the drawn one; it
     counts only if all tokens agree with it within their rounding radius. Without the option it is a finding if the
-    logged advantages of other rows carry 12 bits of evidence: for each row, those of every value that differs from
-    the ones before it, minus log2 of the number of rows. A critic that is 0 everywhere gives one value per row and
-    is no evidence. The finding gives the rows whose advantages change (`rows_changed`), and with log-probs how far
-    the gradients differ (`relative_change_l1`). With the option it is a warning, confirmed if the logged advantages
-    agree with drawn rows and not with the rows' own. If all of them are the rows' own, the rule is skipped: they
-    were recorded before rows were drawn.
+    logged advantages of other rows carry 12 bits of evidence: for each row, those of every value that differs from the
+    ones before it, minus log2 of the number of rows. A critic that is 0 everywhere gives one value per row and is no
+    evidence. The finding gives the rows whose advantages change (`rows_changed`), and with log-probs how far the
+    gradients differ (`relative_change_l1`). With the option it is a warning, confirmed if the logged advantages agree
+    with drawn rows and not with the rows' own. If all of them are the rows' own, the rule is skipped: they were
+    recorded before rows were drawn.
 
     ## What to do
     Turn `use_pf_ppo` off, or resample rows before they are stored: tokens, log-probs and advantages together.

@@ -22,9 +22,9 @@ class RewardAtMask(ReleaseFaultRule):
     ## How it is measured
     The objective is evaluated as the release computes it and with those of the fixes `masked-end`, `tool-spans` and
     `zero-length-reward` that concern it. `rows_changed` is the number of rows whose advantages differ,
-    `advantage_shift_mean` by how much on average, and `relative_change_l1` = |g - g_fixed|_1 / |g_fixed|_1 in
-    log-prob space. It is a warning, or information if that is at most 0.001. Confirmed: the logged advantages agree
-    with the release, and differ from the fixed ones by more than rounding.
+    `advantage_shift_mean` by how much on average, and `relative_change_l1` = |g - g_fixed|_1 / |g_fixed|_1 in log-prob
+    space. It is a warning, or information if that is at most 0.001. Confirmed: the logged advantages agree with the
+    release, and differ from the fixed ones by more than rounding.
 
     ## What to do
     Put the reward on the last trained token, and carry returns over masked spans.

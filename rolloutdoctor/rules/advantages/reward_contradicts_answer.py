@@ -34,20 +34,20 @@ class RewardContradictsAnswer(TableRule):
     score looks at the last 300 characters alone, so that an answer with more text after it is scored 0.
 
     ## How it is measured
-    Answers are equal if their texts are, apart from dollar signs, spacing and thousands separators, or if their
-    numbers are. They are different only if both are plain numbers more than 1 % apart and not a percentage of each
-    other; anything else (intervals, formulas, lists) is not compared. The reward function takes two values in the
-    run, the lower for wrong; of several such functions, the one that contradicts least is used. `equal_unrewarded`
-    are right answers with the lower value. `unexplained` are those of them that are stated in a way in which others
-    are rewarded (the same marks, `</think>` alike, cut off alike), or all of them if no right answer is ever
-    rewarded: the verifier may insist on a format that the others lack.
+    Answers are equal if their texts are, apart from dollar signs, spacing and thousands separators, or if their numbers
+    are. They are different only if both are plain numbers more than 1 % apart and not a percentage of each other;
+    anything else (intervals, formulas, lists) is not compared. The reward function takes two values in the run, the
+    lower for wrong; of several such functions, the one that contradicts least is used. `equal_unrewarded` are right
+    answers with the lower value. `unexplained` are those of them that are stated in a way in which others are rewarded
+    (the same marks, `</think>` alike, cut off alike), or all of them if no right answer is ever rewarded: the verifier
+    may insist on a format that the others lack.
 
-    `unstated_rewarded` are the rewarded responses among those that state no answer in one of these ways
-    (`unstated`): information, since a verifier may take the last number of a text.
+    `unstated_rewarded` are the rewarded responses among those that state no answer in one of these ways (`unstated`):
+    information, since a verifier may take the last number of a text.
 
     It is a warning if more than 5 % of the right answers are unexplained, or more than 5 % of the other answers
-    rewarded, at 99.9 % confidence; information for three contradictions or more. Exposed: a tolerance, or a rule of
-    the verifier that the response does not show, looks the same.
+    rewarded, at 99.9 % confidence; information for three contradictions or more. Exposed: a tolerance, or a rule of the
+    verifier that the response does not show, looks the same.
 
     ## What to do
     Run the reward function on the responses listed, and look at how it finds the answer.

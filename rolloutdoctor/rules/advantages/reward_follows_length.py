@@ -29,10 +29,10 @@ class RewardFollowsLength(TableRule):
     ## How it is measured
     The means of the group are subtracted from rewards and lengths (response tokens, masked ones included).
     `length_share` is the squared correlation of the two over all groups, `reward_per_100_tokens` the slope.
-    `length_share_uncut` leaves out responses that were cut off (`status`): if it is small, truncation is what
-    length explains. `length_share_last` is the share in the last quarter of the steps. It is information, from a
-    share of one quarter with a correlation of five standard errors: right answers that are shorter than wrong ones
-    look the same, and a correlation is not a cause.
+    `length_share_uncut` leaves out responses that were cut off (`status`): if it is small, truncation is what length
+    explains. `length_share_last` is the share in the last quarter of the steps. It is information, from a share of one
+    quarter with a correlation of five standard errors: right answers that are shorter than wrong ones look the same,
+    and a correlation is not a cause.
 
     ## What to do
     Compare right and wrong responses of one length. If the reward prefers length itself, normalise the judge by length,

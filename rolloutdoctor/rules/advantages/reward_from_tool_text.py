@@ -26,7 +26,7 @@ class RewardFromToolText(TableRule):
     """Responses are rewarded for an answer that only a tool wrote.
 
     ## What it does
-    Finds responses of several turns in which the reference answer stands in what tools or users wrote, and not in what
+    Finds responses of several turns in which the reference answer occurs in what tools or users wrote, and not in what
     the model wrote, and counts those that are rewarded.
 
     ## Why it matters
@@ -36,14 +36,14 @@ class RewardFromToolText(TableRule):
 
     ## How it is measured
     Turns of others are messages of a role other than the assistant's, `<tool_response>`, `<information>` and
-    `<observation>` tags, and turns in the formats of ChatML and Llama. The reference answer (`ground_truth`, of
-    four letters or digits or more) counts as absent from the model's text if not one of its words occurs there, so
-    that a paraphrase does not count. The reward function takes two values; of several such functions, the one that
-    best distinguishes responses with the answer from those without is used. It is a warning if more than 10 % of
-    such responses are rewarded, at 99.9 % confidence, and more than of the responses in which the answer occurs
-    nowhere; information for three or more. It is also information if no response is rewarded for an answer that the
-    model wrote: then the reward is the verdict of the environment. Exposed: an answer in another language, or in
-    digits instead of words, looks the same.
+    `<observation>` tags, and turns in the formats of ChatML and Llama. The reference answer (`ground_truth`, of four
+    letters or digits or more) counts as absent from the model's text if not one of its words occurs there, so that a
+    paraphrase does not count. The reward function takes two values; of several such functions, the one that best
+    distinguishes responses with the answer from those without is used. It is a warning if more than 10 % of such
+    responses are rewarded, at 99.9 % confidence, and more than of the responses in which the answer occurs nowhere;
+    information for three or more. It is also information if no response is rewarded for an answer that the model wrote:
+    then the reward is the verdict of the environment. Exposed: an answer in another language, or in digits instead of
+    words, looks the same.
 
     ## What to do
     Score the tokens of the response mask alone, or the last message of the model.

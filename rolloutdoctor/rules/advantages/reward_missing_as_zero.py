@@ -27,7 +27,7 @@ class RewardMissingAsZero(DirectRule):
 
     ## What it does
     Where rows have no reward (null or NaN) and the logged advantages are not reproduced without them, tries a reward of
-    0 for each of them. Where rows have a reward of exactly 0, looks for a witness that they have none: every reward
+    0 for each of them. Where rows have a reward of exactly 0, looks for evidence that they have none: every reward
     function of the row is null, its status is aborted, error, timeout or failed, or its column `error` says what
     failed.
 
@@ -36,16 +36,15 @@ class RewardMissingAsZero(DirectRule):
     baseline of its siblings and is itself pushed away, and an outage reads as a worse policy.
 
     ## How it is measured
-    Rewards that are null: every logged advantage is compared with both formulas, each within its rounding radius.
-    The finding gives how many values each explains, how many rows change, how many advantages change sign
-    (`sign_flips`), and with log-probs how far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1
-    / |g_recorded|_1 in log-prob space, with g_made for a reward of 0.
-    Rewards of 0: `rows` are those with a witness; a 0 without one is a valid score and never counts. Where rows
-    without any function have rewards other than 0, the file does not hold all functions, and a null one proves
-    nothing. Advantages are recomputed without these rows: `baseline_shift` is how much the baseline of the
-    `live_rows` siblings changes, and `sign_flips` are among them. Exposed, unless the logged advantages match one
-    of the two formulas on every row where the two differ: confirmed if the rows count as 0, clean if they are left
-    out.
+    Rewards that are null: every logged advantage is compared with both formulas, each within its rounding radius. The
+    finding gives how many values each explains, how many rows change, how many advantages change sign (`sign_flips`),
+    and with log-probs how far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in
+    log-prob space, with g_made for a reward of 0.
+    Rewards of 0: `rows` are those with such evidence; a 0 without it is a valid score and never counts. Where rows
+    without any function have rewards other than 0, the file does not hold all functions, and a null one proves nothing.
+    Advantages are recomputed without these rows: `baseline_shift` is how much the baseline of the `live_rows` siblings
+    changes, and `sign_flips` are among them. Exposed, unless the logged advantages match one of the two formulas on
+    every row where the two differ: confirmed if the rows count as 0, clean if they are left out.
 
     ## What to do
     Leave rows that could not be scored out of the baseline, and give them an advantage of 0.

@@ -40,15 +40,14 @@ class RewardNotAFunction(TableRule):
     `differing` are copies in a group whose reward differs from that of the previous copy by more than 1 % of the
     function's range. `noise_share` is the mean squared difference of copies divided by that of any two responses of
     their groups: 0 for a function of the response, 1 if equal responses agree no better than different ones.
-    `elsewhere` counts equal responses to the prompt in other groups and steps, where a reward with scheduled
-    weights, a reward relative to its group, or another reference answer differs by design. The measures are those
-    of the function with the most differing copies. Responses that are part of a trajectory are left out. In a run
-    with more than 65,536 different responses, that many, chosen by hash, are followed across groups and steps.
+    `elsewhere` counts equal responses to the prompt in other groups and steps, where a reward with scheduled weights, a
+    reward relative to its group, or another reference answer differs by design. The measures are those of the function
+    with the most differing copies. Responses that are part of a trajectory are left out. In a run with more than 65,536
+    different responses, that many, chosen by hash, are followed across groups and steps.
 
-    A penalty for length, truncation or format is a function of the response and never differs. It is information,
-    since noise may be intended; a warning if half of what the function distinguishes within groups is noise, by
-    three standard errors, with ten differing copies or more. The rule does not claim that either reward is the
-    right one.
+    A penalty for length, truncation or format is a function of the response and never differs. It is information, since
+    noise may be intended; a warning if half of what the function distinguishes within groups is noise, by three
+    standard errors, with ten differing copies or more. The rule does not claim that either reward is the right one.
 
     ## What to do
     Score the responses listed once more. If their rewards change, set the judge's temperature to 0, average several

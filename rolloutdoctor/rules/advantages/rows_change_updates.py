@@ -26,11 +26,10 @@ class RowsChangeUpdates(TableRule):
     and rows of later updates are further off-policy.
 
     ## How it is measured
-    Trajectories, rows and distinct `optim_step_id` are counted by step, and steps with equally many trajectories
-    are compared: `times` is the largest number of updates among them divided by the smallest. A finding requires
-    that in every such pair of steps that differ, the one with more updates has more rows. It is a warning from 1.5
-    times, else information; confirmed, since both counts are recorded. Not applicable if no two steps can be
-    compared.
+    Trajectories, rows and distinct `optim_step_id` are counted by step, and steps with equally many trajectories are
+    compared: `times` is the largest number of updates among them divided by the smallest. A finding requires that in
+    every such pair of steps that differ, the one with more updates has more rows. It is a warning from 1.5 times, else
+    information; confirmed, since both counts are recorded. Not applicable if no two steps can be compared.
 
     ## What to do
     Count trajectories, or prompts, in the size of a batch; or scale the learning rate to the updates.

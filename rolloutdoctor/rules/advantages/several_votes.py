@@ -22,8 +22,8 @@ class SeveralVotes(ReleaseFaultRule):
 
     ## How it is measured
     `rows_changed` is the number of rows whose advantage differs, `advantage_shift_mean` by how much on average, and
-    `relative_change_l1` = |g - g_fixed|_1 / |g_fixed|_1 in log-prob space. It is a warning, or information if that
-    is at most 0.001. Confirmed: the logged advantages agree with the mean over rows, and differ from the mean over
+    `relative_change_l1` = |g - g_fixed|_1 / |g_fixed|_1 in log-prob space. It is a warning, or information if that is
+    at most 0.001. Confirmed: the logged advantages agree with the mean over rows, and differ from the mean over
     rollouts by more than rounding.
 
     ## What to do

@@ -42,12 +42,12 @@ class ShapedRewardPhantom(TableRule):
 
     ## How it is measured
     The outcome is the only function that is exactly 0 or 1 in every row of the run, beside another one that varies;
-    with none or several, the rule cannot tell. `advantage_mass_share` is these groups' share of the absolute
-    advantage, logged or else recomputed. `length_correlation` correlates advantage and response length within them:
-    above 0, they teach the policy to write more. Spreads at the level of rounding do not count. Dense rewards
-    without an outcome have no such groups. It is a warning if groups in which every response fails have a quarter
-    of the absolute advantage, confirmed by logged advantages, and else information: some shaping is intended, and
-    among successes it chooses between right responses.
+    with none or several, the rule cannot tell. `advantage_mass_share` is these groups' share of the absolute advantage,
+    logged or else recomputed. `length_correlation` correlates advantage and response length within them: above 0, they
+    teach the policy to write more. Spreads at the level of rounding do not count. Dense rewards without an outcome have
+    no such groups. It is a warning if groups in which every response fails have a quarter of the absolute advantage,
+    confirmed by logged advantages, and else information: some shaping is intended, and among successes it chooses
+    between right responses.
 
     ## What to do
     Leave out groups without variance in the outcome, give the term to successes only, or do not divide such groups.

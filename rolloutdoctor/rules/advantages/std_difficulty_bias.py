@@ -34,8 +34,8 @@ class StdDifficultyBias(TableRule):
     whether its one success was luck or not, so the objective is no longer the mean reward.
 
     ## How it is measured
-    Rewards must be right or wrong (0 and 1, or -1 and 1). `edge_mass_share` is the share of the absolute advantages
-    in groups with one right or one wrong response, `edge_mass_share_without_std` the same without the division, and
+    Rewards must be right or wrong (0 and 1, or -1 and 1). `edge_mass_share` is the share of the absolute advantages in
+    groups with one right or one wrong response, `edge_mass_share_without_std` the same without the division, and
     `weight_ratio` the largest factor that the division gives a group over the smallest. It is a choice of the
     estimator, so this is information, reported if the share grows by a tenth of itself or more.
 

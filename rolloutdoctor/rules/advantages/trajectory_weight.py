@@ -30,10 +30,10 @@ class TrajectoryWeight(TableRule):
     Trainers differ: slime and miles can average over trajectories, others do not.
 
     ## How it is measured
-    The weight of a row is that of its tokens under the configured aggregation, times their number. `moved_weight`
-    is the share of the loss that trajectories have beyond an equal part, averaged over steps; `largest_weight` is
-    the largest weight of a trajectory as a multiple of an equal part. It is a warning from 0.1, information from
-    0.01. If rows differ in weight, the loss counts tokens or trajectories, which is another choice: not applicable.
+    The weight of a row is that of its tokens under the configured aggregation, times their number. `moved_weight` is
+    the share of the loss that trajectories have beyond an equal part, averaged over steps; `largest_weight` is the
+    largest weight of a trajectory as a multiple of an equal part. It is a warning from 0.1, information from 0.01. If
+    rows differ in weight, the loss counts tokens or trajectories, which is another choice: not applicable.
 
     ## What to do
     Average over trajectories where the trainer can, or divide the loss of a row by the number of rows of its

@@ -24,13 +24,13 @@ class WhiteningOverPadding(KnownFaultRule):
     one direction. A variance that counts zeros is too small, and the step too large.
 
     ## How it is measured
-    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains, how many rows change, how many advantages change sign (`sign_flips`), and with
-    log-probs how far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in
-    log-prob space, with g_made for the moments that the log shows. Moments by rank need the column `rank`, those by
-    slice `prompt_ids`. An objective that does not whiten is tested for whitening that no option asks for. Where the
-    release whitens by slice it is a warning, confirmed if the logged advantages agree with the release and not with
-    the fix. Clean: the logged advantages agree with moments over the trained tokens of the step.
+    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains, how many rows change, how many advantages change sign (`sign_flips`), and with log-probs how
+    far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in log-prob space, with
+    g_made for the moments that the log shows. Moments by rank need the column `rank`, those by slice `prompt_ids`. An
+    objective that does not whiten is tested for whitening that no option asks for. Where the release whitens by slice
+    it is a warning, confirmed if the logged advantages agree with the release and not with the fix. Clean: the logged
+    advantages agree with moments over the trained tokens of the step.
 
     ## What to do
     Pass the loss mask to both the mean and the variance, and sum both over all ranks before dividing.

@@ -16,14 +16,14 @@ class ClipSaturation(NumbersRule):
     Reads the logged clip fraction.
 
     ## Why it matters
-    A clipped token has no policy gradient. A few percent are usual with several updates a batch; where a quarter is
+    A clipped token has no policy gradient. A few percent are usual with several updates per batch; where a quarter is
     clipped, the policy moves further within a batch than the clip range allows, or the old log-probs are not the
     policy's.
 
     ## How it is measured
-    `clip_fraction` is the mean over the logged steps. Its median over the last third decides: a warning above 0.4
-    in thirty steps or more, information above 0.25, a gate that users often set. Exposed: ratios of whole responses
-    (GSPO) are clipped far more often than those of tokens, by design.
+    `clip_fraction` is the mean over the logged steps. Its median over the last third decides: a warning above 0.4 in
+    thirty steps or more, information above 0.25, a gate that users often set. Exposed: ratios of whole responses (GSPO)
+    are clipped far more often than those of tokens, by design.
 
     ## What to do
     Lower the learning rate or the number of updates a batch; check that old log-probs are recomputed by the trainer, at

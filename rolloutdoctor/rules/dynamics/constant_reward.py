@@ -66,17 +66,17 @@ class ConstantReward(NumbersRule):
     function crashed and fell back, compares with an empty answer, or parses no response.
 
     ## How it is measured
-    One value of the reward in ten or more logged steps is an error if the standard deviation of the rewards is
-    logged as 0, or every group is zero-variance; else a warning: batches have equal means if a reward is
-    standardized before it is logged. Confirmed if the deviation is logged. In fewer lines, down to one, a reward
-    that is exactly 0 in all of them is a warning if the mean advantage or return is 0 too, or the spread is 0;
-    functions whose mean and deviation are exactly 0 in all of them are information.
+    One value of the reward in ten or more logged steps is an error if the standard deviation of the rewards is logged
+    as 0, or every group is zero-variance; else a warning: batches have equal means if a reward is standardized before
+    it is logged. Confirmed if the deviation is logged. In fewer lines, down to one, a reward that is exactly 0 in all
+    of them is a warning if the mean advantage or return is 0 too, or the spread is 0; functions whose mean and
+    deviation are exactly 0 in all of them are information.
 
-    For a single reward function, a value that holds from some step to the end of the log, for at least ten steps
-    and half of the log, and not by chance, is a warning if it is 0 or less from the first step, or below what the
-    function gave before. It is information if it is 1, above what the function gave before, or above 0 from the
-    first step: every response passes. So is 0 of a penalty, by its name, that nothing incurred, and 0 if the
-    options give one of the functions no weight. If there are rollouts, RDA009 measures the functions.
+    For a single reward function, a value that holds from some step to the end of the log, for at least ten steps and
+    half of the log, and not by chance, is a warning if it is 0 or less from the first step, or below what the function
+    gave before. It is information if it is 1, above what the function gave before, or above 0 from the first step:
+    every response passes. So is 0 of a penalty, by its name, that nothing incurred, and 0 if the options give one of
+    the functions no weight. If there are rollouts, RDA009 measures the functions.
 
     ## What to do
     Call the reward function on some responses of the log, and look at what it returns and which exceptions it catches.

@@ -16,7 +16,7 @@ class EntropyCollapse(NumbersRule):
     """The entropy of the policy fell to a small fraction of its start, or grew to a multiple of it.
 
     ## What it does
-    Compares the logged entropy at the start with that at the end, and names the step at which it went half the way.
+    Compares the logged entropy at the start with that at the end, and names the step at which it had gone half the way.
 
     ## Why it matters
     Entropy says how widely the policy samples: near 0 it gives one response to each prompt, so every group is
@@ -25,12 +25,12 @@ class EntropyCollapse(NumbersRule):
 
     ## How it is measured
     `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, at least
-    three. A collapse is an end below a twentieth of the start, an explosion one above twice the start and 1 nat
-    more. Either is an error if the reward is lower at the end than at the start by more than its noise, information
-    if the reward rose, and else a warning. An entropy that rises by 0.15 nats and 15 % of its start, and by more
-    than six standard errors, while the reward does not, is information, and a warning if the reward falls. `onset`
-    is the first step from which the running median stays beyond the geometric mean of start and end. Confirmed: the
-    log shows that it happened, not why.
+    three. A collapse is an end below a twentieth of the start, an explosion one above twice the start and 1 nat more.
+    Either is an error if the reward is lower at the end than at the start by more than its noise, information if the
+    reward rose, and else a warning. An entropy that rises by 0.15 nats and 15 % of its start, and by more than six
+    standard errors, while the reward does not, is information, and a warning if the reward falls. `onset` is the first
+    step from which the running median stays beyond the geometric mean of start and end. Confirmed: the log shows that
+    it happened, not why.
 
     ## What to do
     For a collapse lower the learning rate, raise the clip range for positive advantages (`epsilon_high`), or add an

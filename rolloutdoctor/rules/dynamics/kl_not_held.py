@@ -21,12 +21,11 @@ class KlNotHeld(NumbersRule):
     to nearly 0 has no gradient: it is computed under `no_grad` or detached, or its coefficient is next to nothing.
 
     ## How it is measured
-    Medians over the first and the last tenth of the logged steps, at least three, are compared. A finding is a KL
-    that ends above 0.1 nats and five times its start, with a gradient norm that ends below a fiftieth of its start
-    and an entropy, if it is logged, above a fifth of its start: a policy without entropy has no gradient either
-    way. If half of the groups are zero-variance at the end, the policy term has next to no gradient, and the rule
-    cannot tell. A warning, exposed. `onset` is the first step from which the gradient norm stays below the
-    geometric mean of both.
+    Medians over the first and the last tenth of the logged steps, at least three, are compared. A finding is a KL that
+    ends above 0.1 nats and five times its start, with a gradient norm that ends below a fiftieth of its start and an
+    entropy, if it is logged, above a fifth of its start: a policy without entropy has no gradient either way. If half
+    of the groups are zero-variance at the end, the policy term has next to no gradient, and the rule cannot tell. A
+    warning, exposed. `onset` is the first step from which the gradient norm stays below the geometric mean of both.
 
     ## What to do
     Compute the gradient of the KL term alone on one batch; look for `no_grad`, `detach` and the coefficient.

@@ -23,9 +23,9 @@ class LearningRateStops(NumbersRule):
     has, or a restart lost its state.
 
     ## How it is measured
-    `zero_steps` are the logged steps at the end whose rate is 0, after one that was not: an error if they are a
-    quarter of the log or more, a warning from three steps and a twentieth. A schedule that ends at 0 has one such
-    step. A log that rounds the rate cannot show it. Confirmed: the log itself is the proof.
+    `zero_steps` are the logged steps at the end whose rate is 0, after one that was not: an error if they are a quarter
+    of the log or more, a warning from three steps and a twentieth. A schedule that ends at 0 has one such step. A log
+    that rounds the rate cannot show it. Confirmed: the log itself is the proof.
 
     ## What to do
     Give the scheduler the number of optimizer steps of the whole run, and restore its state with the optimizer's.

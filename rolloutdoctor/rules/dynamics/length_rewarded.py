@@ -35,11 +35,11 @@ class LengthRewarded(NumbersRule):
 
     ## How it is measured
     `length_share` is the squared correlation of the changes, which a common trend cannot produce, and
-    `length_share_low` its lower bound by three standard errors of Fisher's z; neighbouring changes share a value,
-    so three count for two. `reward_per_100_tokens` is the slope. If the truncated share is logged and changes, what
-    it explains is taken out of both: a truncated response without an answer is no reward for length. It is a
-    warning if the bound is above two thirds. Confirmed: the log shows what the mean reward follows, not why. In
-    recorded rollouts `RDA019` measures it within groups.
+    `length_share_low` its lower bound by three standard errors of Fisher's z; neighbouring changes share a value, so
+    three count for two. `reward_per_100_tokens` is the slope. If the truncated share is logged and changes, what it
+    explains is taken out of both: a truncated response without an answer is no reward for length. It is a warning if
+    the bound is above two thirds. Confirmed: the log shows what the mean reward follows, not why. In recorded rollouts
+    `RDA019` measures it within groups.
 
     ## What to do
     Compare rewards of responses of one length. Remove the length term, or normalize the judge by length; if the task is

@@ -37,16 +37,16 @@ class Repetition(TableRule):
     degenerating; where the reward pays for it, it grows because of the reward.
 
     ## How it is measured
-    Only trained tokens count, so that repeats by a tool do not, in responses of 128 or more. `looping_share_last`
-    is the share in the last quarter of the steps. `reward_difference` is the mean reward of looping responses minus
-    that of their group. In steps of more than 131,072 tokens some responses, chosen by hash, are tested.
+    Only trained tokens count, so that repeats by a tool do not, in responses of 128 or more. `looping_share_last` is
+    the share in the last quarter of the steps. `reward_difference` is the mean reward of looping responses minus that
+    of their group. In steps of more than 131,072 tokens some responses, chosen by hash, are tested.
 
-    Of 1,099 pieces of English manuals of 256 to 4,096 words none has such a share of repeats (0.37 at most); of
-    5,856 pieces of Python 0.3 % do, tables of data. So a finding requires 1 % of the responses and three of them.
-    Responses that are tables, boards or lists look the same, and if these are right they are rewarded. A warning
-    therefore requires ten looping responses; 10 % in the last quarter, or a reward above that of their group by
-    three standard errors; and that they do not end (half of them are cut off) or that their share grew: the last
-    quarter has twice that of the first, by three standard errors. It is exposed if they end.
+    Of 1,099 pieces of English manuals of 256 to 4,096 words none has such a share of repeats (0.37 at most); of 5,856
+    pieces of Python 0.3 % do, tables of data. So a finding requires 1 % of the responses and three of them. Responses
+    that are tables, boards or lists look the same, and if these are right they are rewarded. A warning therefore
+    requires ten looping responses; 10 % in the last quarter, or a reward above that of their group by three standard
+    errors; and that they do not end (half of them are cut off) or that their share grew: the last quarter has twice
+    that of the first, by three standard errors. It is exposed if they end.
 
     ## What to do
     Read the responses listed. Score what repeats as wrong, look at the end-of-sequence token and the length limit where

@@ -24,10 +24,10 @@ class RewardNotMoved(NumbersRule):
 
     ## How it is measured
     `reward_change` is the mean over the last third minus that over the first, `reward_low` and `reward_high` its
-    interval of two standard errors, from the spread within each third and the correlation of neighbouring steps.
-    For three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the
-    last are compared, within two standard deviations of all. It is information if 0 lies in the interval and the
-    reward did not collapse in between (`RDT005`). Confirmed.
+    interval of two standard errors, from the spread within each third and the correlation of neighbouring steps. For
+    three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the last are
+    compared, within two standard deviations of all. It is information if 0 lies in the interval and the reward did not
+    collapse in between (`RDT005`). Confirmed.
 
     ## What to do
     Sample more responses a step, or train longer, before you call it a failure; look at the share of zero-variance

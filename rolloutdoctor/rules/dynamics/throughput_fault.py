@@ -20,8 +20,8 @@ class ThroughputFault(NumbersRule):
     all workers.
 
     ## How it is measured
-    `slow_steps` took more than five times the median, not counting the first logged step; `time_share` is their
-    share of all logged time. Information: a step may have saved a checkpoint, or evaluated.
+    `slow_steps` took more than five times the median, not counting the first logged step; `time_share` is their share
+    of all logged time. Information: a step may have saved a checkpoint, or evaluated.
 
     ## What to do
     Look at the logs of the engine and of the verifier at these steps, and at the longest response.

@@ -23,11 +23,11 @@ class ToolCalls(NumbersRule):
     which a call is rewarded. A tool that is down looks like a policy that got worse, and the update learns to avoid it.
 
     ## How it is measured
-    `tool_calls` is the logged number of calls per response, `tool_failures` the logged share of calls that failed.
-    It is a warning if the calls are exactly 0 in each of the last five logged steps or more, or nine of ten calls
-    failed in each of them. If such steps are as common before, those at the end are chance: their earlier share, to
-    the power of their number at the end, has to be below 1 in 1,000. A log that rounds the calls to fewer than two
-    decimals cannot show it. Confirmed: the log itself is the proof.
+    `tool_calls` is the logged number of calls per response, `tool_failures` the logged share of calls that failed. It
+    is a warning if the calls are exactly 0 in each of the last five logged steps or more, or nine of ten calls failed
+    in each of them. If such steps are as common before, those at the end are chance: their earlier share, to the power
+    of their number at the end, has to be below 1 in 1,000. A log that rounds the calls to fewer than two decimals
+    cannot show it. Confirmed: the log itself is the proof.
 
     ## What to do
     No calls: read responses of the first such step; look at the chat template and the parser of calls, and at rewards

@@ -27,12 +27,11 @@ class ToolTurns(TableRule):
     like a policy that got worse: its rollouts earn nothing, and the update learns to avoid it.
 
     ## How it is measured
-    Only turns that the run states (the column `turns`) count, not those derived from the mask. `calls` is the
-    number of tool turns per response, `failed_share` the share of these with an error, or with a status such as
-    timeout. It is a warning if a step has no call, or nine of ten fail, in each of the last three steps or more. If
-    such steps are as common before, those at the end are chance: their earlier share, to the power of their number
-    at the end, has to be below 1 in 1,000. Confirmed: the turns are the proof. A run in which no tool ever took a
-    turn is not judged.
+    Only turns that the run states (the column `turns`) count, not those derived from the mask. `calls` is the number of
+    tool turns per response, `failed_share` the share of these with an error, or with a status such as timeout. It is a
+    warning if a step has no call, or nine of ten fail, in each of the last three steps or more. If such steps are as
+    common before, those at the end are chance: their earlier share, to the power of their number at the end, has to be
+    below 1 in 1,000. Confirmed: the turns are the proof. A run in which no tool ever took a turn is not judged.
 
     ## What to do
     No calls: read responses of the first such step; look at the chat template, the parser of calls, and rewards that

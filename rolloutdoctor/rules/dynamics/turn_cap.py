@@ -26,12 +26,12 @@ class TurnCap(NumbersRule):
     advantages 0, or the reward pays for what comes before the end.
 
     ## How it is measured
-    `turn_cap_share` is the logged share of trajectories that reached the cap: a warning if it is 0.9 or more in
-    each of the last five logged steps or more. Without it, the smallest and the largest number of turns of a step
-    must be equal there, more than two, the same in all these steps, and no step of the run may have more: a warning
-    if they differed before, information if they never did, since an environment may have a fixed number of turns.
-    If such steps are as common before, those at the end are chance: their earlier share, to the power of their
-    number at the end, has to be below 1 in 1,000. Confirmed: the log itself is the proof.
+    `turn_cap_share` is the logged share of trajectories that reached the cap: a warning if it is 0.9 or more in each of
+    the last five logged steps or more. Without it, the smallest and the largest number of turns of a step must be equal
+    there, more than two, the same in all these steps, and no step of the run may have more: a warning if they differed
+    before, information if they never did, since an environment may have a fixed number of turns. If such steps are as
+    common before, those at the end are chance: their earlier share, to the power of their number at the end, has to be
+    below 1 in 1,000. Confirmed: the log itself is the proof.
 
     ## What to do
     Read trajectories of the first such step: they may repeat a call whose result they do not see, or never give the

@@ -29,12 +29,12 @@ class TurnsAtCap(TableRule):
     the advantages 0, or the reward pays for what comes before the end.
 
     ## How it is measured
-    Only turns that the run states (the column `turns`) count, over all rows of a trajectory (`trajectory_id`;
-    without it each row is one). `capped_share` is the share of trajectories with the largest number of turns of the
-    run. A finding requires two turns or more, the same in all trajectories of each of the last three steps, at
-    least eight trajectories: a warning if trajectories of earlier steps differed; information if none did, since an
-    environment may have a fixed number of turns, or if it is two turns, which are a call and what the policy makes
-    of its result. If such steps are as common before, those at the end are chance, as in `RDT020`.
+    Only turns that the run states (the column `turns`) count, over all rows of a trajectory (`trajectory_id`; without
+    it each row is one). `capped_share` is the share of trajectories with the largest number of turns of the run. A
+    finding requires two turns or more, the same in all trajectories of each of the last three steps, at least eight
+    trajectories: a warning if trajectories of earlier steps differed; information if none did, since an environment may
+    have a fixed number of turns, or if it is two turns, which are a call and what the policy makes of its result. If
+    such steps are as common before, those at the end are chance, as in `RDT020`.
 
     ## What to do
     Read trajectories of the first such step: they may repeat a call whose result they do not see, or never give the

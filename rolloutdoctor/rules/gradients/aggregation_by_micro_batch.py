@@ -34,10 +34,10 @@ class AggregationByMicroBatch(KnownFaultRule):
     went back to it because it scored better, so the finding gives the size and not a verdict on the recipe.
 
     ## How it is measured
-    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
-    g_recorded|_1 / |g_recorded|_1 and their `cosine`, with g_made for the aggregation that the log shows. Clean: a
-    loss was logged, and all of them agree with the recorded aggregation.
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
+    g_recorded|_1 / |g_recorded|_1 and their `cosine`, with g_made for the aggregation that the log shows. Clean: a loss
+    was logged, and all of them agree with the recorded aggregation.
 
     ## What to do
     Divide by the token count of the whole optimizer step, and scale once.

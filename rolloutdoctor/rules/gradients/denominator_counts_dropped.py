@@ -27,13 +27,13 @@ class DenominatorCountsDropped(KnownFaultRule):
     trainers keep them on purpose, so this is about what the options say.
 
     ## How it is measured
-    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1 and their `cosine`, with g_made for the denominator that the log shows. If the
-    release itself counts such tokens, it is compared with the same objective under its fix: a warning, information
-    if the gradient changes by at most a thousandth, and confirmed if a logged loss agrees with the objective as it
-    is and differs from the fixed one by more than rounding. Clean: a loss was logged, and all of them agree with
-    the recorded denominator; or the release counts such tokens and the run has none.
+    release itself counts such tokens, it is compared with the same objective under its fix: a warning, information if
+    the gradient changes by at most a thousandth, and confirmed if a logged loss agrees with the objective as it is and
+    differs from the fixed one by more than rounding. Clean: a loss was logged, and all of them agree with the recorded
+    denominator; or the release counts such tokens and the run has none.
 
     ## What to do
     Decide which is meant, and state it.

@@ -22,8 +22,8 @@ class KlCountedTwice(DirectRule):
     coefficient.
 
     ## How it is measured
-    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1 and their `cosine`, with g_made for the objective that the log shows.
 
     ## What to do

@@ -13,17 +13,17 @@ class KlGradient(DirectRule):
     """The KL in the loss is not the estimator that is recorded, and its gradient is another one.
 
     ## What it does
-    Where the recorded estimator does not reproduce the logged KL or loss, tries k1, k2, k3, the absolute log-
-    ratio, with and without the importance ratio as weight, and of the policy's, the old and the sampler's log-
-    probs. Where the options put k1 in the loss, not weighted by the importance ratio, says so as information.
+    Where the recorded estimator does not reproduce the logged KL or loss, tries k1, k2, k3, the absolute log-ratio,
+    with and without the importance ratio as weight, and of the policy's, the old and the sampler's log-probs. Where the
+    options put k1 in the loss, not weighted by the importance ratio, says so as information.
 
     ## Why it matters
     The derivative of an estimator is not the gradient of the KL: as a loss, k1 has a gradient of 0 in expectation, k2
     that of the reverse KL and k3 that of the forward KL. A KL of the old log-probs has no gradient at all.
 
     ## How it is measured
-    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1 and their `cosine`, with g_made for the estimator that the log shows.
 
     ## What to do

@@ -21,10 +21,10 @@ class KlOfRejected(ReleaseFaultRule):
     gradient, and yet it is pulled towards the reference.
 
     ## How it is measured
-    The objective is evaluated with and without the KL term of such responses. `relative_change_l1` = |g -
-    g_fixed|_1 / |g_fixed|_1 in log-prob space. It is information: the off-policy mask of DeepSeek-V3.2 applies to
-    the policy term alone, so this is a choice of the objective. Confirmed: the logged losses agree with the
-    objective as it is, and differ from the fixed one by more than rounding.
+    The objective is evaluated with and without the KL term of such responses. `relative_change_l1` = |g - g_fixed|_1 /
+    |g_fixed|_1 in log-prob space. It is information: the off-policy mask of DeepSeek-V3.2 applies to the policy term
+    alone, so this is a choice of the objective. Confirmed: the logged losses agree with the objective as it is, and
+    differ from the fixed one by more than rounding.
 
     ## What to do
     Multiply the KL term by the same mask.

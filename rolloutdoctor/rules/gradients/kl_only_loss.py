@@ -32,16 +32,15 @@ class KlOnlyLoss(TableRule):
     zero. So a falling loss is not progress, and a rising loss is not divergence.
 
     ## How it is measured
-    The policy part is the logged policy loss, or the logged loss minus the coefficient, if stated, times the logged
-    KL. The KL part is what the trainer logs as such, its logged coefficient times the KL, or the loss minus its
-    policy part if that is a round number times the KL. For TRL the difference is the policy part if the KL in the
-    loss is averaged over tokens as in the metric: `loss_type` dapo, or bnpo on one micro-batch; elsewhere the two
-    need not match, and the rule is silent unless they do. A step counts if the KL part is at least 1e-7 and the
-    policy part at most 1e-4 of it; a loss rounded to four digits (transformers before 5) is ignored below 0.5.
-    Confirmed: the trainer logged it. `zero_policy_steps` have a policy loss of exactly 0 although the ratio is not
-    1 (a KL of the update above 1e-3): there advantages do not cancel, so every one is 0. It is a warning if more
-    than a tenth of the steps are of that kind, or if in as many the loss is the KL alone and the gradient norm is
-    0; else information.
+    The policy part is the logged policy loss, or the logged loss minus the coefficient, if stated, times the logged KL.
+    The KL part is what the trainer logs as such, its logged coefficient times the KL, or the loss minus its policy part
+    if that is a round number times the KL. For TRL the difference is the policy part if the KL in the loss is averaged
+    over tokens as in the metric: `loss_type` dapo, or bnpo on one micro-batch; elsewhere the two need not match, and
+    the rule is silent unless they do. A step counts if the KL part is at least 1e-7 and the policy part at most 1e-4 of
+    it; a loss rounded to four digits (transformers before 5) is ignored below 0.5. Confirmed: the trainer logged it.
+    `zero_policy_steps` have a policy loss of exactly 0 although the ratio is not 1 (a KL of the update above 1e-3):
+    there advantages do not cancel, so every one is 0. It is a warning if more than a tenth of the steps are of that
+    kind, or if in as many the loss is the KL alone and the gradient norm is 0; else information.
 
     ## What to do
     Nothing, if the logged gradient norm is not 0: watch reward and gradient norm instead of the loss.

@@ -27,9 +27,9 @@ class KlWithoutGradient(NumbersRule):
     `RDG003`.
 
     ## How it is measured
-    `silent_steps` have a zero-variance share of 1, a KL above 1e-6 and a gradient norm of 0; `zero_spread_steps`
-    are all steps with that share and KL. If no option says that the loss has a KL term, the loss must be above 0 in
-    all of them. It is a warning if all of them, at least three, are silent. Confirmed: the log itself is the proof.
+    `silent_steps` have a zero-variance share of 1, a KL above 1e-6 and a gradient norm of 0; `zero_spread_steps` are
+    all steps with that share and KL. If no option says that the loss has a KL term, the loss must be above 0 in all of
+    them. It is a warning if all of them, at least three, are silent. Confirmed: the log itself is the proof.
 
     ## What to do
     If groups without a spread are filtered, the KL does not hold the policy there; else look at whether the KL is

@@ -37,16 +37,16 @@ class LossNearZero(TableRule):
 
     ## How it is measured
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
-    Run-level numbers are means over the steps whose loss is below 0.001. It is information if there is a gradient;
-    a warning if more than a tenth of the steps have none, apart from a single step without a KL, or the first.
-    Confirmed: the logged loss equals the recomputed one.
+    Run-level numbers are means over the steps whose loss is below 0.001. It is information if there is a gradient; a
+    warning if more than a tenth of the steps have none, apart from a single step without a KL, or the first. Confirmed:
+    the logged loss equals the recomputed one.
 
-    From a log without rollouts, the loss and the gradient norm are read. A policy term cannot give a gradient norm
-    of exactly 0 in a line in which no group is zero-variance, or in a step with reward variance: one such line is a
-    warning, and three, if all lines are so, an error. Lines in which more than a tenth of the responses, which may
-    be masked, were cut off, or every token is clipped, prove nothing. Losses of about zero with at most four
-    digits, and gradient norms above 0, in three lines or more were rounded: the gradient is there, and beta times
-    the KL stays below half a digit. A loss and a gradient norm of 0 throughout count from ten lines.
+    From a log without rollouts, the loss and the gradient norm are read. A policy term cannot give a gradient norm of
+    exactly 0 in a line in which no group is zero-variance, or in a step with reward variance: one such line is a
+    warning, and three, if all lines are so, an error. Lines in which more than a tenth of the responses, which may be
+    masked, were cut off, or every token is clipped, prove nothing. Losses of about zero with at most four digits, and
+    gradient norms above 0, in three lines or more were rounded: the gradient is there, and beta times the KL stays
+    below half a digit. A loss and a gradient norm of 0 throughout count from ten lines.
 
     ## What to do
     Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no

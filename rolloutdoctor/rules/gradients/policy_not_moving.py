@@ -28,7 +28,7 @@ class PolicyNotMoving(TableRule):
     """The policy is the same before and after updates that have a gradient.
 
     ## What it does
-    Compares the trainer's log-prob of the same one of the first four response tokens in the same context at two steps
+    Compares the trainer's log-prob of one token, among the first four of a response, in the same context at two steps
     with updates between them.
 
     ## Why it matters
@@ -37,17 +37,17 @@ class PolicyNotMoving(TableRule):
     accumulation boundary at every backward pass dropped the gradients of all micro-batches but the last.
 
     ## How it is measured
-    Contexts of recurring prompts are sampled: all records of the 128 contexts with the smallest hashes that end at
-    the first token, and as many at the second, third and fourth. The first and the last step of a context are
-    compared if at least four steps between them have an *update*: a gradient of the loss by log-probs, recomputed
-    from the rows, so that equal rewards and clipped tokens do not count, and a finite learning rate and gradient
-    norm above 0 if these are logged, so that a warm-up, also of a critic, does not count. The policy did not move
-    in a pair whose two log-probs are the same number to 2^-20. A finding requires 90 % of at least 20 pairs; if the
-    policy moves, one pair in a thousand is equal. It is also found from the contexts of two steps with a single
-    update between them (`lost_updates`), if such updates before and after it moved the policy by 2^-10 or more in
-    the median. Only tokens below probability 0.99 count. If siblings of a step have different log-probs in one
-    context, kernel noise hides a small move, and the rule is skipped, as it is if log-probs are stored in bf16.
-    Exposed: a trainer that stores the log-probs of a frozen engine as its own looks the same.
+    Contexts of recurring prompts are sampled: all records of the 128 contexts with the smallest hashes that end at the
+    first token, and as many at the second, third and fourth. The first and the last step of a context are compared if
+    at least four steps between them have an *update*: a gradient of the loss by log-probs, recomputed from the rows, so
+    that equal rewards and clipped tokens do not count, and a finite learning rate and gradient norm above 0 if these
+    are logged, so that a warm-up, also of a critic, does not count. The policy did not move in a pair whose two
+    log-probs are the same number to 2^-20. A finding requires 90 % of at least 20 pairs; if the policy moves, one pair
+    in a thousand is equal. It is also found from the contexts of two steps with a single update between them
+    (`lost_updates`), if such updates before and after it moved the policy by 2^-10 or more in the median. Only tokens
+    below probability 0.99 count. If siblings of a step have different log-probs in one context, kernel noise hides a
+    small move, and the rule is skipped, as it is if log-probs are stored in bf16. Exposed: a trainer that stores the
+    log-probs of a frozen engine as its own looks the same.
 
     ## What to do
     Compare a weight before and after one optimizer step; look at the parameter groups of the optimizer, the boundary of

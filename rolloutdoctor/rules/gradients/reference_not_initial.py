@@ -24,13 +24,13 @@ class ReferenceNotInitial(NumbersRule):
     The KL term pulls the policy there.
 
     ## How it is measured
-    `kl_at_start` is the logged KL of step 1. It is a warning above 0.01 nats and above half of the median over the
-    next five steps; above 0.05 nats if fewer than six steps are logged; above 0.3 nats if the trainer's KL of a
-    step may be measured after updates within it (verl, slime), since one step does not move a policy that far. If
-    the first line covers two to five steps, it is information above 0.3 nats, mentioned beside "no fault was found"
-    if the learning rate of that line is below 1e-6. The rule reads a log without rollouts, and is skipped if the
-    log starts later, as that of a resumed run does, and for distillation, whose reference is the teacher, another
-    model. Exposed: a reference may differ on purpose.
+    `kl_at_start` is the logged KL of step 1. It is a warning above 0.01 nats and above half of the median over the next
+    five steps; above 0.05 nats if fewer than six steps are logged; above 0.3 nats if the trainer's KL of a step may be
+    measured after updates within it (verl, slime), since one step does not move a policy that far. If the first line
+    covers two to five steps, it is information above 0.3 nats, mentioned beside "no fault was found" if the learning
+    rate of that line is below 1e-6. The rule reads a log without rollouts, and is skipped if the log starts later, as
+    that of a resumed run does, and for distillation, whose reference is the teacher, another model. Exposed: a
+    reference may differ on purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first.

@@ -45,18 +45,17 @@ class RewardFreeStep(TableRule):
 
     ## How it is measured
     A step counts if the logged share of zero-variance groups is exactly 1 (a mean over groups or steps is 1 only if
-    each of them is), if the smallest and the largest advantage are both 0, or if the standard deviation of the
-    rewards is exactly 0. TRL means a standard deviation below 1e-8, which leaves advantages of at most 1e-4 times
-    the root of the group size. A line with a deviation above 0 counts as another step, though some of its groups
-    may have equal rewards. It is a warning if more than half of the steps are of this kind and moved the weights;
-    fewer are the KL term working as intended, and information. TRL's gradient norm is that of the last step of a
-    line. `grad_norm` is the mean of the norms over these steps, before clipping and over parameters;
-    `grad_norm_ratio` is that mean divided by the mean over the other steps. `loss_by_kl` is the logged loss divided
-    by the logged KL: at these steps the loss is beta times the KL, so the quotient is beta if both are averaged
-    over tokens in the same way (`loss_by_kl_low` and `_high` are its extremes). `between_steps` counts those in
-    which the log has different rewards, so rewards differ between prompts and never within one: if most steps are
-    so, the responses to a prompt may be one text. With `logging_steps` above 1 a line is a window of several steps.
-    Confirmed: the trainer logged it.
+    each of them is), if the smallest and the largest advantage are both 0, or if the standard deviation of the rewards
+    is exactly 0. TRL means a standard deviation below 1e-8, which leaves advantages of at most 1e-4 times the root of
+    the group size. A line with a deviation above 0 counts as another step, though some of its groups may have equal
+    rewards. It is a warning if more than half of the steps are of this kind and moved the weights; fewer are the KL
+    term working as intended, and information. TRL's gradient norm is that of the last step of a line. `grad_norm` is
+    the mean of the norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided
+    by the mean over the other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss
+    is beta times the KL, so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and
+    `_high` are its extremes). `between_steps` counts those in which the log has different rewards, so rewards differ
+    between prompts and never within one: if most steps are so, the responses to a prompt may be one text. With
+    `logging_steps` above 1 a line is a window of several steps. Confirmed: the trainer logged it.
 
     ## What to do
     See how many steps there are and how large their gradient norm is. `diff --fix zero-std` on recorded rollouts shows

@@ -26,15 +26,14 @@ class SpikeAttributed(TableRule):
     rate.
 
     ## How it is measured
-    The gradient is that of the loss with respect to the log-probs of the trained tokens, recomputed; its norm is
-    L2. A spike is a step whose norm is above three times the median of the steps with a gradient, or whose logged
-    gradient norm is above ten times its median (`RDT008`). `carriers` is the smallest number of responses that hold
-    half of the squared norm, in the step where this is the smallest share; a finding requires that they are at most
-    one in twenty (at least one response) of eight or more responses with a gradient. `top_share` is the share of
-    the largest; `effective_tokens` is the squared L1 norm over the squared L2 norm, the number of tokens if all
-    weighed the same. Information: it says where a spike comes from, not that it is wrong. In trainings of tiny
-    models a response with half of the squared norm by log-probs was the largest by parameters in four of five steps
-    (`docs/how-we-know.md`).
+    The gradient is that of the loss with respect to the log-probs of the trained tokens, recomputed; its norm is L2. A
+    spike is a step whose norm is above three times the median of the steps with a gradient, or whose logged gradient
+    norm is above ten times its median (`RDT008`). `carriers` is the smallest number of responses that hold half of the
+    squared norm, in the step where this is the smallest share; a finding requires that they are at most one in twenty
+    (at least one response) of eight or more responses with a gradient. `top_share` is the share of the largest;
+    `effective_tokens` is the squared L1 norm over the squared L2 norm, the number of tokens if all weighed the same.
+    Information: it says where a spike comes from, not that it is wrong. In trainings of tiny models a response with
+    half of the squared norm by log-probs was the largest by parameters in four of five steps (`docs/how-we-know.md`).
 
     ## What to do
     `rolloutdoctor diff --steps STEP:STEP+1 --top N` computes the step without them.

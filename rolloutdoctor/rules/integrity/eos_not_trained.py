@@ -22,8 +22,8 @@ class EosNotTrained(TableRule):
     """The end-of-sequence token is masked: the model is never taught to stop.
 
     ## What it does
-    Looks for stopped responses whose last token is the end-of-sequence token, with a mask of 0, behind a last trained
-    token that is another one.
+    Looks for stopped responses that end with the end-of-sequence token at a mask of 0, and whose last trained token is
+    another one.
 
     ## Why it matters
     The decision to stop is a token like any other. Without it in the loss no reward reaches it, and the length of
@@ -31,12 +31,12 @@ class EosNotTrained(TableRule):
     with its end-of-sequence token.
 
     ## How it is measured
-    The rows tested have a `status` of stop (eos, completed, finished) and a trained token. The end-of-sequence
-    token is the one id that ends at least 90 % of the stopped responses of a step, eight or more; if there is none,
-    as with stop strings, the rule cannot tell. Trajectories that end with the output of a tool carry the token
-    twice, and the last trained token is then the model's own end: no finding. It is a warning from 10 % of these
-    rows, else information: rejection and filters may mask single tokens. `gradient_lost_share` is what the token
-    would add to the absolute gradient, at the mean of its row.
+    The rows tested have a `status` of stop (eos, completed, finished) and a trained token. The end-of-sequence token is
+    the one id that ends at least 90 % of the stopped responses of a step, eight or more; if there is none, as with stop
+    strings, the rule cannot tell. Trajectories that end with the output of a tool carry the token twice, and the last
+    trained token is then the model's own end: no finding. It is a warning from 10 % of these rows, else information:
+    rejection and filters may mask single tokens. `gradient_lost_share` is what the token would add to the absolute
+    gradient, at the mean of its row.
 
     ## What to do
     Extend the mask by the token that ended the response; do not mask by comparing with the padding token.

@@ -30,11 +30,11 @@ class ForgedTurn(TableRule):
     trains it to make up more. The agent loop should have stopped it there, and called the tool.
 
     ## How it is measured
-    The header is what half of the tools' turns of a step begin with, at least eight turns and 3 tokens; it extends
-    as long as 9 of 10 of these turns agree, up to 16 tokens. A header counts only if all of its tokens are trained
-    and the model goes on after it within its turn: a turn that ends with one was stopped by it. `rows_share` is the
-    share of responses with a turn of a tool that hold a forged one: a warning from 0.01. Confirmed if the run says
-    who wrote the turns; exposed if that follows from the mask. A policy that quotes the header looks the same.
+    The header is what half of the tools' turns of a step begin with, at least eight turns and 3 tokens; it extends as
+    long as 9 of 10 of these turns agree, up to 16 tokens. A header counts only if all of its tokens are trained and the
+    model goes on after it within its turn: a turn that ends with one was stopped by it. `rows_share` is the share of
+    responses with a turn of a tool that hold a forged one: a warning from 0.01. Confirmed if the run says who wrote the
+    turns; exposed if that follows from the mask. A policy that quotes the header looks the same.
 
     ## What to do
     Stop generation at the header (a stop string), cut the response there, or mask what follows.

@@ -28,13 +28,13 @@ class GroupPartition(CountingRule):
     was, and not how good the response was. Such runs partly work, which is why nobody looks.
 
     ## How it is measured
-    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains, how many rows change, how many advantages change sign (`sign_flips`), and with
-    log-probs how far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in
-    log-prob space, with g_made for the groups that the log shows.
+    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains, how many rows change, how many advantages change sign (`sign_flips`), and with log-probs how
+    far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in log-prob space, with
+    g_made for the groups that the log shows.
 
-    If the trainer falls back to one baseline for the step, it is an error where this reproduces all logged
-    advantages, and a warning where none is logged: rows may then be missing from the file alone.
+    If the trainer falls back to one baseline for the step, it is an error where this reproduces all logged advantages,
+    and a warning where none is logged: rows may then be missing from the file alone.
 
     ## What to do
     Group by an explicit prompt id. Never reshape rewards to (prompts, responses) after rows were reordered,

@@ -34,13 +34,13 @@ class LogProbPlaceholder(TableRule):
     of true log-prob -10.8 has a ratio that is off by 4.8e4: it drops out of the update, or dominates a mean.
 
     ## How it is measured
-    Only exact values count, on tokens whose two log-probs are 0.75 nats apart or more: engines return exactly 0.0
-    where p is 1 within float32 and where top-p keeps a single token, and a collapsed policy has nothing else. A
-    finding requires three tokens of one kind, or three rows that end alike. Zeros do not count unless they are
-    three times as many as such tokens with a log-prob between -0.01 and 0: an engine with stale weights is certain
-    and wrong on both. `weight_share` is the placeholders' share of the sum of the importance weights exp(delta),
-    delta within +-20, over sampled rows. It is an error for values that no log-prob can have, a warning for 0.0 and
-    -1.0, which a model could give by chance.
+    Only exact values count, on tokens whose two log-probs are 0.75 nats apart or more: engines return exactly 0.0 where
+    p is 1 within float32 and where top-p keeps a single token, and a collapsed policy has nothing else. A finding
+    requires three tokens of one kind, or three rows that end alike. Zeros do not count unless they are three times as
+    many as such tokens with a log-prob between -0.01 and 0: an engine with stale weights is certain and wrong on both.
+    `weight_share` is the placeholders' share of the sum of the importance weights exp(delta), delta within +-20, over
+    sampled rows. It is an error for values that no log-prob can have, a warning for 0.0 and -1.0, which a model could
+    give by chance.
 
     ## What to do
     Record NaN where the engine gave none, and leave such tokens out of the mask or give them a ratio of 1.

@@ -33,12 +33,12 @@ class LostTurns(TableRule):
     gradient.
 
     ## How it is measured
-    A turn is trained if one of its tokens is: in `response_mask_pre` if the run has that, so that rejected rows do
-    not count as lost, else in `response_mask`. A turn that occurs in several rows of a trajectory (`trajectory_id`,
-    number of the turn) is lost if no row trains it. Rows without a trained token were dropped whole and do not
-    count, nor do turns whose author was only derived from the mask. `lost_share` is the share of the model's tokens
-    in lost turns: a warning from 0.1, information from 0.01. If every trajectory of several turns trains only its
-    last one, that is a choice of the trainer, and information.
+    A turn is trained if one of its tokens is: in `response_mask_pre` if the run has that, so that rejected rows do not
+    count as lost, else in `response_mask`. A turn that occurs in several rows of a trajectory (`trajectory_id`, number
+    of the turn) is lost if no row trains it. Rows without a trained token were dropped whole and do not count, nor do
+    turns whose author was only derived from the mask. `lost_share` is the share of the model's tokens in lost turns: a
+    warning from 0.1, information from 0.01. If every trajectory of several turns trains only its last one, that is a
+    choice of the trainer, and information.
 
     ## What to do
     Train every turn of the model: give pieces of a compacted trajectory a row each, and mask what others wrote, not

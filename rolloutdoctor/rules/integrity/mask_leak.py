@@ -84,27 +84,27 @@ class MaskLeak(TableRule):
     every token mean.
 
     ## How it is measured
-    There are six signs, none of which depends on what a token says. `trained_beyond`, which a recorder writes,
-    counts trained tokens past the completion, as when the mask of the loss was forgotten: an error. The sampler
-    gave no log-prob (NaN) for a trained token, but gave one for others of the row: an error, or information if only
-    the last token of rows lacks one, which a trainer appended. Three or more consecutive trained tokens have a
-    log-prob below -12, from the trainer and, if it gave one, from the sampler: a warning. So are three or more with
-    a log-prob of exactly 0.0 from the sampler and a mean below -1 from the trainer, inside a row, where hardly any
-    stand alone as placeholders do (`RDI005`). If no log-probs of the sampler were recorded, trained tokens after a
-    trained end of a single-turn response: a warning, above 1 % of the trained tokens. The end is the one id that
-    ends at least 90 % of the stopped responses of a step, eight or more; rows with masked tokens between trained
-    ones have several turns and are left out. The model's own turns after an end look the same.
+    There are six signs, none of which depends on what a token says. `trained_beyond`, which a recorder writes, counts
+    trained tokens past the completion, as when the mask of the loss was forgotten: an error. The sampler gave no
+    log-prob (NaN) for a trained token, but gave one for others of the row: an error, or information if only the last
+    token of rows lacks one, which a trainer appended. Three or more consecutive trained tokens have a log-prob below
+    -12, from the trainer and, if it gave one, from the sampler: a warning. So are three or more with a log-prob of
+    exactly 0.0 from the sampler and a mean below -1 from the trainer, inside a row, where hardly any stand alone as
+    placeholders do (`RDI005`). If no log-probs of the sampler were recorded, trained tokens after a trained end of a
+    single-turn response: a warning, above 1 % of the trained tokens. The end is the one id that ends at least 90 % of
+    the stopped responses of a step, eight or more; rows with masked tokens between trained ones have several turns and
+    are left out. The model's own turns after an end look the same.
 
-    The last sign compares the responses of a group, if ids were recorded: trained tokens that all of them have at
-    one place although the log-probs, the sampler's if there are any, say that independent draws would not agree: a
-    warning. Only tokens below -4 nats count, so that a prefix of which the sampler is confident, low-entropy text
-    and a collapsed policy do not. The evidence is a product over the places whose mean is 1 for independent draws,
-    and it has to exceed exp(40). Places count from where the responses first differ, and not in a group whose
-    responses share a prefix of more than 30 nats: that is a seed (`RDI009`). The share of the gradient assumes that
-    the tokens of a row weigh the same.
+    The last sign compares the responses of a group, if ids were recorded: trained tokens that all of them have at one
+    place although the log-probs, the sampler's if there are any, say that independent draws would not agree: a warning.
+    Only tokens below -4 nats count, so that a prefix of which the sampler is confident, low-entropy text and a
+    collapsed policy do not. The evidence is a product over the places whose mean is 1 for independent draws, and it has
+    to exceed exp(40). Places count from where the responses first differ, and not in a group whose responses share a
+    prefix of more than 30 nats: that is a seed (`RDI009`). The share of the gradient assumes that the tokens of a row
+    weigh the same.
 
-    Rows end with the completion, so trained padding past it is cut off. The rule is clean only if `trained_beyond`
-    is recorded, or the rows reproduce every logged loss: with more tokens in it none would. If a loss disagrees and
+    Rows end with the completion, so trained padding past it is cut off. The rule is clean only if `trained_beyond` is
+    recorded, or the rows reproduce every logged loss: with more tokens in it none would. If a loss disagrees and
     nothing explains it, the rule is skipped.
 
     ## What to do

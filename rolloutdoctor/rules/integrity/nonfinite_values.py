@@ -67,17 +67,16 @@ class NonfiniteValues(TableRule):
     mask is applied by multiplication, as TRL does, since 0 * NaN is NaN. Loggers that skip NaN hide both.
 
     ## How it is measured
-    `tokens` counts trained tokens with a non-finite value in any column, `masked_tokens` masked ones, `rows` the
-    rows that hold either or whose reward is not finite. A log-prob above 0.34 counts as well: it is a probability
-    above 1, by more than logits in bfloat16 round to. So does one below -1000: a placeholder or a bug. A missing
-    reward is not a fault if the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the
-    inference engine returned none. All other numbers of a report leave masked values out. Confirmed: the values are
-    in the file. `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite
-    values: an estimator that weights rewards by length divides by the trained tokens of the group, of which there
-    are none if all of its rows were rejected. The mask keeps such a NaN out of the loss but not out of its
-    gradient, so verl skips the whole optimizer step. Recomputed gradients leave masked tokens out: they say what
-    the step would be without those rows. If these are the only ones, the verdict is exposed: the rows and the
-    configuration would make it happen.
+    `tokens` counts trained tokens with a non-finite value in any column, `masked_tokens` masked ones, `rows` the rows
+    that hold either or whose reward is not finite. A log-prob above 0.34 counts as well: it is a probability above 1,
+    by more than logits in bfloat16 round to. So does one below -1000: a placeholder or a bug. A missing reward is not a
+    fault if the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the inference engine returned
+    none. All other numbers of a report leave masked values out. Confirmed: the values are in the file.
+    `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values: an
+    estimator that weights rewards by length divides by the trained tokens of the group, of which there are none if all
+    of its rows were rejected. The mask keeps such a NaN out of the loss but not out of its gradient, so verl skips the
+    whole optimizer step. Recomputed gradients leave masked tokens out: they say what the step would be without those
+    rows. If these are the only ones, the verdict is exposed: the rows and the configuration would make it happen.
 
     ## What to do
     Look at the rows listed and find where the value comes from: an empty response, an overflowing exponential, a reward

@@ -19,7 +19,7 @@ class OptionsRefuted(CountingRule):
     """Logged values contradict an option that is recorded or given.
 
     ## What it does
-    Before any arithmetic, holds the names and values in the log against the options: a KL above zero refutes a
+    Before any arithmetic, compares the names and values in the log with the options: a KL above zero refutes a
     coefficient of zero, and a metric that only one setting logs refutes the others. After the audit, names the option
     whose other value gives the logged numbers: another estimator, scale or aggregation.
 
@@ -30,10 +30,10 @@ class OptionsRefuted(CountingRule):
 
     ## How it is measured
     The contradiction is a name or value in the log that is impossible under the option; or all logged values of a
-    quantity that agree, within their rounding radii, with another value of the option and not with the recorded
-    one; or responses with a `status` of length that have a trained token although a stated option says that none
-    has. Clean: no name in the log is impossible, and no logged value disagrees; an option that changes nothing that
-    was logged was not tested.
+    quantity that agree, within their rounding radii, with another value of the option and not with the recorded one; or
+    responses with a `status` of length that have a trained token although a stated option says that none has. Clean: no
+    name in the log is impossible, and no logged value disagrees; an option that changes nothing that was logged was not
+    tested.
 
     ## What to do
     State the option that the run had with --set KEY=VALUE, or correct the file's metadata.

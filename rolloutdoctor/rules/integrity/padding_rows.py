@@ -40,13 +40,12 @@ class PaddingRows(RowCountingRule):
     ## How it is measured
     A copy has the reward, the tokens and the sampler's log-probs of another row of its group, and a trained token.
     Sampling repeats short or certain responses as well (`RDI009`), so there must be a sign that the copy was added.
-    Either logged advantages show it: 0 for the copy and not for the other row. Or the sizes of groups do: of at
-    least three groups at most half have copies (or groups of three sizes have fewer copies than other rows), and
-    all have one size without the copies but not with them. Sizes show nothing if groups without their copies have
-    different ones in the run, as after a filter of responses. `rows_shown` are such rows, `tokens_share` is their
-    share of the trained tokens. With logged advantages the finding says how many of them are reproduced with and
-    without these rows in the baselines. It is an error if logged losses show that the tokens are counted, else a
-    warning.
+    Either logged advantages show it: 0 for the copy and not for the other row. Or the sizes of groups do: of at least
+    three groups at most half have copies (or groups of three sizes have fewer copies than other rows), and all have one
+    size without the copies but not with them. Sizes show nothing if groups without their copies have different ones in
+    the run, as after a filter of responses. `rows_shown` are such rows, `tokens_share` is their share of the trained
+    tokens. With logged advantages the finding says how many of them are reproduced with and without these rows in the
+    baselines. It is an error if logged losses show that the tokens are counted, else a warning.
 
     ## What to do
     Set the mask of such rows to 0, or leave them out of all sums. `rolloutdoctor diff --fix padding-rows` shows what

@@ -36,13 +36,13 @@ class PrefixBroken(TableRule):
     each trains only a part of the trajectory.
 
     ## How it is measured
-    A row is `continued` if it begins with the prompt and response of an earlier one; with the same prompt alone it
-    is a retry, and no break. It is `rewritten` if its prompt begins with the prompt of an earlier row and goes on
-    with other tokens than that row's response; `kept_share` is how much of that response it keeps from the start:
-    near 0 if something was put in its place, near 1 if a late token differs, as after tokenizing the text again. It
-    begins a `new` context if its prompt begins with no earlier prompt: a sub-agent, or a context that was compacted
-    or cut. `broken_share` is the share of the trained tokens of such trajectories that are in rewritten and new
-    rows. Hashes of 64 bits are compared. This is a property of the agent, and so information.
+    A row is `continued` if it begins with the prompt and response of an earlier one; with the same prompt alone it is a
+    retry, and no break. It is `rewritten` if its prompt begins with the prompt of an earlier row and goes on with other
+    tokens than that row's response; `kept_share` is how much of that response it keeps from the start: near 0 if
+    something was put in its place, near 1 if a late token differs, as after tokenizing the text again. It begins a
+    `new` context if its prompt begins with no earlier prompt: a sub-agent, or a context that was compacted or cut.
+    `broken_share` is the share of the trained tokens of such trajectories that are in rewritten and new rows. Hashes of
+    64 bits are compared. This is a property of the agent, and so information.
 
     ## What to do
     Keep it if contexts are managed on purpose, and train each piece in its own row. If not, pass the ids that the

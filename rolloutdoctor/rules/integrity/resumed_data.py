@@ -29,10 +29,10 @@ class ResumedData(TableRule):
 
     ## How it is measured
     A step is the set of its prompts, by a hash that does not depend on the order of rows. Three or more consecutive
-    steps with the prompts of consecutive earlier ones are a repetition; they must be three different sets, so
-    updates that share a generation do not count. An epoch without shuffling repeats too. It is recognised by the
-    logged epoch, which grows by about 1, or by what follows: after an epoch everything recurs, after a resumption
-    the prompts that were not reached before. Without either it is information.
+    steps with the prompts of consecutive earlier ones are a repetition; they must be three different sets, so updates
+    that share a generation do not count. An epoch without shuffling repeats too. It is recognised by the logged epoch,
+    which grows by about 1, or by what follows: after an epoch everything recurs, after a resumption the prompts that
+    were not reached before. Without either it is information.
 
     Two such steps within one epoch of the log are enough if chance would repeat two of the run's steps with a
     probability of at most 2^-20, even if each prompt was drawn anew from those that the run has; else they are

@@ -36,13 +36,13 @@ class Retokenized(TableRule):
     what was sampled are then compared with those of something else, and the ratio is wrong exactly there.
 
     ## How it is measured
-    Absolute differences are counted in bins, four to each doubling, separately for five ranges of the log-prob,
-    because rounding moves unlikely tokens more; the other tokens are weighted to the same mix of ranges. It is a
-    warning if, over at least 20 turns, the median at the starts is at least five times the other, with bin edges
-    taken against the finding, and at least 0.01 nats. It is information if the median is at least twice the other
-    and remains so when five standard deviations of the number of turns that start above a median are allowed for.
-    Clean excludes a median that would be a warning. Responses with a single turn cannot show it. A run file has one
-    column of token ids; importers that see two compare them.
+    Absolute differences are counted in bins, four to each doubling, separately for five ranges of the log-prob, because
+    rounding moves unlikely tokens more; the other tokens are weighted to the same mix of ranges. It is a warning if,
+    over at least 20 turns, the median at the starts is at least five times the other, with bin edges taken against the
+    finding, and at least 0.01 nats. It is information if the median is at least twice the other and remains so when
+    five standard deviations of the number of turns that start above a median are allowed for. Clean excludes a median
+    that would be a warning. Responses with a single turn cannot show it. A run file has one column of token ids;
+    importers that see two compare them.
 
     ## What to do
     Train on the ids that the engine returned; do not tokenize a conversation again.

@@ -57,20 +57,19 @@ class RewardRowMisaligned(DirectRule):
     Every response is then reinforced for what another one did. The mean reward is unchanged, so no curve shows it.
 
     ## How it is measured
-    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains, how many rows change, how many advantages change sign (`sign_flips`), and with
-    log-probs how far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in
-    log-prob space, with g_made for the order that the log shows.
+    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains, how many rows change, how many advantages change sign (`sign_flips`), and with log-probs how
+    far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in log-prob space, with
+    g_made for the order that the log shows.
 
-    For a relation, `rows_tested` are the rows that it covers in the steps that break it, and `rows_keeping` those
-    that keep it as recorded. The probability that rewards of other rows keep it by chance is below 2^-40. A reward
-    function counts as one of the length if the sorted rewards of a step are a line in its sorted lengths to within
-    the rounding of float32, for eight rows and six lengths or more between its bounds; this holds in whatever order
-    the rewards are. A verifier that is not deterministic, and truncated responses that are right, break a relation
-    both as recorded and in every order. Equal responses with different rewards (`RDA015`) are then a warning if
-    they agree no better than any two rows of their group: the squared distances of their rewards and the mean ones
-    within the group differ by less than two standard errors, and would differ by six or more if all of them were
-    equal.
+    For a relation, `rows_tested` are the rows that it covers in the steps that break it, and `rows_keeping` those that
+    keep it as recorded. The probability that rewards of other rows keep it by chance is below 2^-40. A reward function
+    counts as one of the length if the sorted rewards of a step are a line in its sorted lengths to within the rounding
+    of float32, for eight rows and six lengths or more between its bounds; this holds in whatever order the rewards are.
+    A verifier that is not deterministic, and truncated responses that are right, break a relation both as recorded and
+    in every order. Equal responses with different rewards (`RDA015`) are then a warning if they agree no better than
+    any two rows of their group: the squared distances of their rewards and the mean ones within the group differ by
+    less than two standard errors, and would differ by six or more if all of them were equal.
 
     ## What to do
     Join rewards to rows by sample id. Look where rows are sorted by length, filtered, or gathered from ranks

@@ -23,8 +23,8 @@ class SpecialTokenSampled(TableRule):
     """The policy sampled a token that stands for an image or a video.
 
     ## What it does
-    Finds the id of which a prompt has a long run, as processors write it for an image, and counts trained tokens of the
-    response that are this id. It needs no tokenizer.
+    Finds the id that a prompt repeats in a long run, as processors write it for an image, and counts trained tokens of
+    the response with this id. It needs no tokenizer.
 
     ## Why it matters
     Models pair each run of placeholders with an image. One that the policy sampled has no image behind it: the pairing
@@ -32,12 +32,12 @@ class SpecialTokenSampled(TableRule):
     hours. TRL suppresses the token of images from 1.16 on where transformers generates, not where vLLM does.
 
     ## How it is measured
-    A placeholder is an id with a run of 64 or more between other ids of the prompt (`prompt_ids`); a run at either
-    end is padding. Trained tokens with this id count in responses to the prompt, except for the last token. Runs of
-    16 tokens or more are an image that a tool returned, trained by a wrong mask (`RDI006`). The id is taken for an
-    ordinary token, such as a digit of a grid, if more than one response in twenty has it (at least five), or less
-    than one prompt in ten. It is a warning from three such tokens, information for fewer; exposed: a rare token
-    that prompts repeat looks the same. The placeholder of a video is not known if the prompts have only images.
+    A placeholder is an id with a run of 64 or more between other ids of the prompt (`prompt_ids`); a run at either end
+    is padding. Trained tokens with this id count in responses to the prompt, except for the last token. Runs of 16
+    tokens or more are an image that a tool returned, trained by a wrong mask (`RDI006`). The id is taken for an
+    ordinary token, such as a digit of a grid, if more than one response in twenty has it (at least five), or less than
+    one prompt in ten. It is a warning from three such tokens, information for fewer; exposed: a rare token that prompts
+    repeat looks the same. The placeholder of a video is not known if the prompts have only images.
 
     ## What to do
     Keep the sampler from these ids: a logit bias or bad words in vLLM and SGLang, verl from the release that masks

@@ -26,24 +26,23 @@ class TruncationHidden(TableRule):
     """Responses that were cut off at the length limit count as finished.
 
     ## What it does
-    Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and holds
-    the logged share of responses that were cut off against the rows. Looks for rows of the stated limit whose last
-    token ends them though the sampler gave it almost no probability.
+    Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and
+    compares the logged share of responses that were cut off with the rows. Looks for rows of the stated limit whose
+    last token ends them though the sampler gave it almost no probability.
 
     ## Why it matters
     Masks, penalties and alarms for truncated responses rely on the finish reason. A response that was cut off and
     counts as finished is scored as a wrong answer, or as a right one that never ended.
 
     ## How it is measured
-    The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step, eight or
-    more. Five or more rows of the run's largest length without it, with at most a fifth as many one token shorter,
-    are a pile-up at a cap: an error, since their status says otherwise. Fewer than five, or lengths that taper off,
-    are stop strings and chance, and no finding. An end-of-sequence token that was forced at the limit has the
-    log-prob that the sampler gave it: if the product of these chances, times the ways to choose the rows, is below
-    exp(-16), it is a warning. A logged share of 0 in steps in which rows have a status of length is a warning: verl
-    compares lengths with the padded width, and another limit may cut before that. If no token ends the responses
-    and no share is logged, the rule cannot tell; nor can it if rows at the limit end there and the log-probs do not
-    show which were forced.
+    The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step, eight or more.
+    Five or more rows of the run's largest length without it, with at most a fifth as many one token shorter, are a
+    pile-up at a cap: an error, since their status says otherwise. Fewer than five, or lengths that taper off, are stop
+    strings and chance, and no finding. An end-of-sequence token that was forced at the limit has the log-prob that the
+    sampler gave it: if the product of these chances, times the ways to choose the rows, is below exp(-16), it is a
+    warning. A logged share of 0 in steps in which rows have a status of length is a warning: verl compares lengths with
+    the padded width, and another limit may cut before that. If no token ends the responses and no share is logged, the
+    rule cannot tell; nor can it if rows at the limit end there and the log-probs do not show which were forced.
 
     ## What to do
     Take the finish reason from the engine. Count, mask or penalise these rows as what they are.

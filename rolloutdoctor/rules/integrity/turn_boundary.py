@@ -35,12 +35,11 @@ class TurnBoundary(TableRule):
     ## How it is measured
     A turn ends at a trained token whose next token is masked. The end-of-turn token is the id that ends nine of ten
     turns of a step or more, and after which the model never goes on, as it does after the `>` of a tag at which an
-    agent loop stops it. Its separator is the id that always follows it within masked spans, in eight or more places
-    of the run: a template that writes several things there has none. Only ids are compared, so no tokenizer is
-    needed. It is a warning if at least eight turns, and one in twenty, lack the separator, and information if fewer
-    do; exposed, because a template may end the turns of the model in another way. If masked spans have no
-    end-of-turn token, nothing shows what follows it: the rule is skipped. Responses with a single turn cannot show
-    it.
+    agent loop stops it. Its separator is the id that always follows it within masked spans, in eight or more places of
+    the run: a template that writes several things there has none. Only ids are compared, so no tokenizer is needed. It
+    is a warning if at least eight turns, and one in twenty, lack the separator, and information if fewer do; exposed,
+    because a template may end the turns of the model in another way. If masked spans have no end-of-turn token, nothing
+    shows what follows it: the rule is skipped. Responses with a single turn cannot show it.
 
     ## What to do
     Append the separator of the chat template when a turn of the model is followed by another (upstream, verl derives it

@@ -31,18 +31,17 @@ class VersionStamps(TableRule):
     response had come back named weights that had not sampled it.
 
     ## How it is measured
-    *Backwards*: the newest version of a row is older than its oldest (an error, confirmed: the row contradicts
-    itself). *Placeholder*: the newest version of a row is known and its oldest is below 0, in nine of ten rows or
-    more, so that no row has a lag. *Beyond*: a version from after its step, where versions count steps and others
-    are not ahead of theirs. *Falling*: in three steps the newest version is below that of an earlier step by more
-    than 2 and by more than twice the largest lag until then, and it rises again from there: the counter started
-    over. If the log ends before it rises, the rows may be as old as their stamps say; this takes eight steps before
-    the fall. *Constant*: one version in eight steps or more, although the sampler's weights changed. They did if
-    the trainer moved away from the reference, in the mean absolute difference of log-probs from the first of these
-    steps to the last, by four times the gap between sampler and trainer at both ends, and by 0.02 nats: otherwise
-    the sampler would have been left behind. Without that evidence a constant stamp is left to `stale-policy`, and
-    this rule is skipped. A row has two stamps, not one for each token: a version that changed some tokens earlier
-    than stamped is not seen.
+    *Backwards*: the newest version of a row is older than its oldest (an error, confirmed: the row contradicts itself).
+    *Placeholder*: the newest version of a row is known and its oldest is below 0, in nine of ten rows or more, so that
+    no row has a lag. *Beyond*: a version from after its step, where versions count steps and others are not ahead of
+    theirs. *Falling*: in three steps the newest version is below that of an earlier step by more than 2 and by more
+    than twice the largest lag until then, and it rises again from there: the counter started over. If the log ends
+    before it rises, the rows may be as old as their stamps say; this takes eight steps before the fall. *Constant*: one
+    version in eight steps or more, although the sampler's weights changed. They did if the trainer moved away from the
+    reference, in the mean absolute difference of log-probs from the first of these steps to the last, by four times the
+    gap between sampler and trainer at both ends, and by 0.02 nats: otherwise the sampler would have been left behind.
+    Without that evidence a constant stamp is left to `stale-policy`, and this rule is skipped. A row has two stamps,
+    not one for each token: a version that changed some tokens earlier than stamped is not seen.
 
     ## What to do
     Read the version before the request is sent, keep it with the tokens that it sampled, and take the oldest over

@@ -19,7 +19,7 @@ class LogContradictsItself(TableRule):
     """The trainer's own metrics contradict each other.
 
     ## What it does
-    Holds every logged line against the identities of the trainer's code: a clipped share is the sum of its low and high
+    Tests every logged line against the identities of the trainer's code: a clipped share is the sum of its low and high
     parts, a mean lies between the smallest and the largest value, the loss is the policy term plus coefficient times KL
     minus coefficient times entropy, a share of groups times their number is a whole number. `rolloutdoctor explain
     metrics TRAINER` lists them, each with the upstream function that makes it.
@@ -30,16 +30,15 @@ class LogContradictsItself(TableRule):
     options state. What was concluded from it has to be looked at again.
 
     ## How it is measured
-    `tested` is the number of identities times lines, `contradictions` those that fail. Both sides are compared
-    within what the rounding of the log and of float32 may have moved them: half of the last printed digit, and
-    2^-18 of every value, which bounds a mean that is summed in pairs. An identity that depends on options is tested
-    if these are stated, one that needs a line for each step if there is one, and one of a release if the release is
-    stated. TRL averages the metrics of reward functions with one name: a reward is compared with them if as many
-    weights as names are stated, or if it is its only metric in two lines. If no option states the coefficients of
-    an entropy term in the loss, or of the functions whose weighted sum is the reward, both are compared with the
-    least-squares sum over all lines: a warning, exposed, since a function may score no response. Otherwise it is an
-    error, confirmed: the log itself is the proof; or a warning, exposed, for an identity that numbers at the edge
-    of what is computed break.
+    `tested` is the number of identities times lines, `contradictions` those that fail. Both sides are compared within
+    what the rounding of the log and of float32 may have moved them: half of the last printed digit, and 2^-18 of every
+    value, which bounds a mean that is summed in pairs. An identity that depends on options is tested if these are
+    stated, one that needs a line for each step if there is one, and one of a release if the release is stated. TRL
+    averages the metrics of reward functions with one name: a reward is compared with them if as many weights as names
+    are stated, or if it is its only metric in two lines. If no option states the coefficients of an entropy term in the
+    loss, or of the functions whose weighted sum is the reward, both are compared with the least-squares sum over all
+    lines: a warning, exposed, since a function may score no response. Otherwise it is an error, confirmed: the log
+    itself is the proof; or a warning, exposed, for an identity that numbers at the edge of what is computed break.
 
     ## What to do
     Look at what makes the metric in the trainer that ran: its release, patches, callbacks that log under the same name.

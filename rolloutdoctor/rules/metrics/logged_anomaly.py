@@ -25,7 +25,7 @@ class LoggedAnomaly(TableRule):
     """A logged number is NaN or infinite, impossible (a negative entropy), or out of all proportion.
 
     ## What it does
-    Reads every logged metric of training steps; of one whose name is not known, whether it is a number. No rollouts are
+    Reads every logged metric of training steps; for one of unknown name, only whether it is a number. No rollouts are
     needed.
 
     ## Why it matters

@@ -18,10 +18,10 @@ class MetricDiffers(DiffersRule):
     A metric that the rows do not reproduce misleads whoever tunes the run by it.
 
     ## How it is measured
-    A value agrees if it differs by no more than its rounding radius, plus half a unit of the last digit if the log
-    is rounded. If metrics of the rows themselves (rewards, lengths) disagree, and all of them agree with the log at
-    a fixed distance (one or two steps earlier or later, or the distance of the first steps of both), the log
-    numbers its steps differently: that is the finding, and everything else is compared under the log's numbers.
+    A value agrees if it differs by no more than its rounding radius, plus half a unit of the last digit if the log is
+    rounded. If metrics of the rows themselves (rewards, lengths) disagree, and all of them agree with the log at a
+    fixed distance (one or two steps earlier or later, or the distance of the first steps of both), the log numbers its
+    steps differently: that is the finding, and everything else is compared under the log's numbers.
 
     ## What to do
     Check that the file holds all rows of the step: if every metric over rows disagrees, rows are missing.

@@ -18,8 +18,8 @@ class MetricMeanOfMeans(CauseRule):
     lengths, and two runs with other micro-batches cannot be compared.
 
     ## How it is measured
-    Every logged value is compared with each average within its rounding radius; the finding names the one that
-    gives all of them. Clean: every logged KL and drift agrees with the trainer's own average.
+    Every logged value is compared with each average within its rounding radius; the finding names the one that gives
+    all of them. Clean: every logged KL and drift agrees with the trainer's own average.
 
     ## What to do
     Log sums and counts, and divide once.

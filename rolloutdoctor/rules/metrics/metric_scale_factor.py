@@ -17,22 +17,21 @@ class MetricScaleFactor(DirectRule):
     """A logged metric is a constant factor times what the rows give.
 
     ## What it does
-    Where logged values of a metric disagree with the rows, looks for one factor that carries all of these within
-    their rounding radii, and for what it is: a whole number of micro-batches, ranks or accumulation steps, one over
-    such a number, the base of a logarithm, or -1. Where a trainer logs a share of its loss by its own definition, says
-    which one: that is information.
+    Where logged values of a metric disagree with the rows, looks for one factor that brings all of them within their
+    rounding radii, and for what it is: a whole number of micro-batches, ranks or accumulation steps, one over such a
+    number, the base of a logarithm, or -1. Where a trainer logs a share of its loss by its own definition, says which
+    one: that is information.
 
     ## Why it matters
     The curve has the right shape and the wrong scale: coefficients tuned by it and comparisons with other runs are off
     by that factor. If the loss itself is scaled, so is the learning rate.
 
     ## How it is measured
-    The factor lies in the interval of factors that fit all values. To count as a number of parts, that interval
-    must be no wider than 1/64 for several values, and than one part in ten thousand for a single value. A factor
-    also multiplies what float32 arithmetic lost of a value; the digits of the log are lost after it. If the values
-    of other steps agree as they are, the chance that the interval holds a whole number must be at most 1 in 256: a
-    mean of few rewards or counts is often twice another one. Clean: every logged value that was compared agrees as
-    it is.
+    The factor lies in the interval of factors that fit all values. To count as a number of parts, that interval must be
+    no wider than 1/64 for several values, and than one part in ten thousand for a single value. A factor also
+    multiplies what float32 arithmetic lost of a value; the digits of the log are lost after it. If the values of other
+    steps agree as they are, the chance that the interval holds a whole number must be at most 1 in 256: a mean of few
+    rewards or counts is often twice another one. Clean: every logged value that was compared agrees as it is.
 
     ## What to do
     Divide once: look for the count of that size in the trainer's logging, and in the loss.

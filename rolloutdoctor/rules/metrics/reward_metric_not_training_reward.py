@@ -12,7 +12,7 @@ class RewardMetricNotTrainingReward(CauseRule):
     ## What it does
     Where a logged mean reward disagrees with the rows, tries the reward functions without their weights, with them,
     their mean, the reward before and after the KL penalty, and that of trained rows alone. Where the logged advantages
-    disagree, solves for bounds at which the rewards behind them are clipped, and demands these of all.
+    disagree, solves for bounds at which the rewards behind them are clipped, and requires that they fit all.
 
     ## Why it matters
     The curve that everybody watches can then rise while the trained reward falls, and the other way round.

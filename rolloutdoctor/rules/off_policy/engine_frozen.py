@@ -33,26 +33,26 @@ class EngineFrozen(TableRule):
     """The inference engine keeps its weights while the trainer's move.
 
     ## What it does
-    Compares the log-prob of the same one of the first four response tokens in the same context at two policy versions:
-    the sampler's stays what it was, and the trainer's moves. Looks whether the sampler is the reference.
+    Compares the log-prob of one token, among the first four of a response, in the same context at two policy versions:
+    the sampler's stays what it was, and the trainer's moves. Checks whether the sampler is the reference.
 
     ## Why it matters
     A weight sync that fails without an error, an adapter that is not served, or float32 updates below the spacing of
     bf16 weights leave the engine where it was. Rewards stay flat or fall, and every update is more off-policy.
 
     ## How it is measured
-    A bounded sample of recurring prompts is kept: all records of the 128 contexts with the smallest hashes that end
-    at the first token, and as many at the second, third and fourth. A version is the newest stamp of a row, else
-    its step. *Noise* is the standard deviation of one token's log-prob among siblings of one version, by the
-    trainer. In a pair of versions the trainer moves if its mean changes by ten times that, and by at least 0.1
-    nats; the sampler stays if its mean changes by at most a tenth of that, or four times the noise. A finding
-    requires that the sampler stays in 90 % of at least 20 moved pairs, of five contexts or more, from some version:
-    with an engine that follows, one pair in ten stays by chance. Moves of 0.002 nats count as well if the sampler's
-    log-prob is the same number before and after, to 2^-20, and the trainer's moves by more than the spacing of bf16
-    if the sampler's were rounded to that: an engine that follows gives the same number once in a thousand pairs. If
-    the trainer does not move either, as with a learning rate of 0, nothing is frozen. `frozen_from` is that
-    version. The sampler is the reference if in the last third of four steps or more its mean gap to the reference
-    is at most a tenth of that to the trainer, which grows with the steps (Spearman 0.8).
+    A bounded sample of recurring prompts is kept: all records of the 128 contexts with the smallest hashes that end at
+    the first token, and as many at the second, third and fourth. A version is the newest stamp of a row, else its step.
+    *Noise* is the standard deviation of one token's log-prob among siblings of one version, by the trainer. In a pair
+    of versions the trainer moves if its mean changes by ten times that, and by at least 0.1 nats; the sampler stays if
+    its mean changes by at most a tenth of that, or four times the noise. A finding requires that the sampler stays in
+    90 % of at least 20 moved pairs, of five contexts or more, from some version: with an engine that follows, one pair
+    in ten stays by chance. Moves of 0.002 nats count as well if the sampler's log-prob is the same number before and
+    after, to 2^-20, and the trainer's moves by more than the spacing of bf16 if the sampler's were rounded to that: an
+    engine that follows gives the same number once in a thousand pairs. If the trainer does not move either, as with a
+    learning rate of 0, nothing is frozen. `frozen_from` is that version. The sampler is the reference if in the last
+    third of four steps or more its mean gap to the reference is at most a tenth of that to the trainer, which grows
+    with the steps (Spearman 0.8).
 
     ## What to do
     Compare a weight of the engine with the trainer's after a sync; check that the adapter is served, and that the

@@ -32,16 +32,16 @@ class PackingLeak(TableRule):
     A trainer that packs several sequences into one has to tell its layers where each begins. Where a layer is not told,
     state or attention goes on from one sequence into the next: a linear attention or Mamba layer starts each row with
     the memory of another, and the trainer's log-probs, gradients and importance ratios are those of another context.
-    The loss looks as always; upstream the sampler gap of such runs was many times larger with packing than without.
+    The loss looks as usual; upstream the sampler gap of such runs was many times larger with packing than without.
 
     ## How it is measured
-    A pack is a micro-batch of an optimizer step and rank; `pack_index` is the place of a row in it. The gap of a
-    row of the newest version of the step is the mean absolute difference of old and rollout log-probs over those of
-    its first 16 tokens that are trained and that the sampler gave less than 0.9, if there are four or more. In each
-    pack the median of the later rows is compared with the first: without a leak either may be larger, so the number
-    of packs in which the later rows are has a known spread. A finding requires a ratio of 3 in the median pack, a
-    later gap of 0.01 nats, and a number of packs four standard deviations above a half, which takes 16. The gap in
-    the rest of these rows says whether it fades, as in a recurrent state.
+    A pack is a micro-batch of an optimizer step and rank; `pack_index` is the place of a row in it. The gap of a row of
+    the newest version of the step is the mean absolute difference of old and rollout log-probs over those of its first
+    16 tokens that are trained and that the sampler gave less than 0.9, if there are four or more. In each pack the
+    median of the later rows is compared with the first: without a leak either may be larger, so the number of packs in
+    which the later rows are has a known spread. A finding requires a ratio of 3 in the median pack, a later gap of 0.01
+    nats, and a number of packs four standard deviations above a half, which takes 16. The gap in the rest of these rows
+    says whether it fades, as in a recurrent state.
 
     ## What to do
     Pass the bounds of the sequences (`cu_seqlens`, `seq_idx`, position ids) to every layer that mixes tokens; compare

@@ -39,7 +39,7 @@ class QuantizedLogProbs(TableRule):
     """Log-probs of the sampler or the trainer were rounded to few digits.
 
     ## What it does
-    Looks whether the values lie on the lattice of bfloat16 or float16, or have at most four decimal digits.
+    Checks whether the values lie on the grid of bfloat16 or float16, or have at most four decimal digits.
 
     ## Why it matters
     A bfloat16 near -8 is off by up to 0.016, and so is the log of every importance ratio, clip and KL made of it: noise
@@ -47,15 +47,14 @@ class QuantizedLogProbs(TableRule):
     upstream.
 
     ## How it is measured
-    Sampled tokens with log-probs of a size of 0.1 or more are tested: nearer to 0 a log-softmax has few digits
-    anyway, and a policy that collapsed to exact zeros proves nothing. A finding requires that 99 % of at least 200
-    values lie on one grid and that less than 5 % would by chance (2^-16 for bfloat16, 2^-13 for float16, the
-    spacing of float32 over that of the digits for decimals). `ratio_error` is the standard deviation of the
-    rounding in the log of a ratio, the mean spacing over the square root of 12; `coarse_share` is the share of
-    tokens with a spacing above 0.01. It is a warning from a mean spacing of 2^-7 (0.0078), that of bfloat16 at 1,
-    or if one of the values is above 0. If both columns lie on one grid, they may have been rounded when they were
-    stored, and only what is computed from them here is limited. Logits in bfloat16 do not put log-probs on a grid:
-    `sampler-mismatch` shows their noise.
+    Sampled tokens with log-probs of a size of 0.1 or more are tested: nearer to 0 a log-softmax has few digits anyway,
+    and a policy that collapsed to exact zeros proves nothing. A finding requires that 99 % of at least 200 values lie
+    on one grid and that less than 5 % would by chance (2^-16 for bfloat16, 2^-13 for float16, the spacing of float32
+    over that of the digits for decimals). `ratio_error` is the standard deviation of the rounding in the log of a
+    ratio, the mean spacing over the square root of 12; `coarse_share` is the share of tokens with a spacing above 0.01.
+    It is a warning from a mean spacing of 2^-7 (0.0078), that of bfloat16 at 1, or if one of the values is above 0. If
+    both columns lie on one grid, they may have been rounded when they were stored, and only what is computed from them
+    here is limited. Logits in bfloat16 do not put log-probs on a grid: `sampler-mismatch` shows their noise.
 
     ## What to do
     Compute log-softmax in float32 and return and store float32.

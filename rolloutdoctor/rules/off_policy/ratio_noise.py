@@ -23,25 +23,24 @@ class RatioNoise(NumbersRule):
     """Tokens are clipped, or the policy moves, in the only update of a batch.
 
     ## What it does
-    Reads the logged clip fraction and the mean of old minus new log-probs where the options state one update a batch;
+    Reads the logged clip fraction and the mean of old minus new log-probs where the options state one update per batch;
     where nothing states that, the clip fraction of the first optimizer step, before which nothing was updated.
 
     ## Why it matters
     Before the first update policy and old log-probs come from the same weights, so the ratio is 1 and nothing is
-    clipped. What is clipped there is clipped at random, for the two forward passes differ: by the shapes of their
+    clipped. What is clipped there is clipped at random, because the two forward passes differ: by the shapes of their
     batches in bf16, by the routing of a mixture of experts, by dropout, a temperature, or old log-probs of older
     weights.
 
     ## How it is measured
-    `clip_fraction` and `ppo_kl` are means over the logged steps. If the trainer takes the old log-probs from the
-    loss's own pass (TRL without vLLM) both are exactly 0: anything else is a warning, confirmed. If they come from
-    another pass (vLLM in TRL, verl, slime), bf16 alone moves the ratio of 2 to 14 % of the tokens of models of 0.5
-    to 7 billion parameters, experts or not, by more than a tenth from 1, and of up to 60 % for older ones; in fp32
-    of none. So it is a warning above a clip fraction of 0.1 or a median drift of 0.01 nats, which noise without a
-    direction does not reach, and information above 0.001 of either; exposed. It is only information if clip bounds
-    are below 0.1, if ratios are of whole responses, and of the first step if nothing states the clip bounds: a clip
-    fraction above 0.1 there (`first_clip_fraction`) is that of a ratio that is not 1. If rows have both log-probs,
-    `RDO006` compares them.
+    `clip_fraction` and `ppo_kl` are means over the logged steps. If the trainer takes the old log-probs from the loss's
+    own pass (TRL without vLLM) both are exactly 0: anything else is a warning, confirmed. If they come from another
+    pass (vLLM in TRL, verl, slime), bf16 alone moves the ratio of 2 to 14 % of the tokens of models of 0.5 to 7 billion
+    parameters, experts or not, by more than a tenth from 1, and of up to 60 % for older ones; in fp32 of none. So it is
+    a warning above a clip fraction of 0.1 or a median drift of 0.01 nats, which noise without a direction does not
+    reach, and information above 0.001 of either; exposed. It is only information if clip bounds are below 0.1, if
+    ratios are of whole responses, and of the first step if nothing states the clip bounds: a clip fraction above 0.1
+    there (`first_clip_fraction`) is that of a ratio that is not 1. If rows have both log-probs, `RDO006` compares them.
 
     ## What to do
     Take the old log-probs from the pass of the loss, or score with the micro-batches of the update; turn dropout off;

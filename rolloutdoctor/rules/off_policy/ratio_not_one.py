@@ -31,7 +31,7 @@ class RatioNotOne(RowCountingRule):
 
     ## What it does
     Where the log-probs in the file do not reproduce the logged loss, clip fraction or drift, tries a ratio of 1
-    everywhere, and one against the sampler's log-probs. Looks whether policy and old log-probs differ before the first
+    everywhere, and one against the sampler's log-probs. Checks whether policy and old log-probs differ before the first
     update of a batch, which the loss agrees with: both are logged as they are.
 
     ## Why it matters
@@ -39,17 +39,17 @@ class RatioNotOne(RowCountingRule):
     ratio that is not 1 at the first inner step clips tokens of an on-policy update.
 
     ## How it is measured
-    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1 and their `cosine`, with g_made for the ratio that the log shows.
 
-    Before the first update of a batch both log-probs are those of one model. They are compared on the trained
-    tokens of rows with the smallest `optim_step_id`, or of all rows if the options say that a batch has one update,
-    in steps that are the first pass over their rows. In TRL they are equal to the bit, so any difference is noise
-    in the ratio, dropout or stale old log-probs. Trainers that compute them in two passes have noise there
-    (`RDO015` says how much): a warning if the mean of old minus policy log-prob has a median over the steps above
-    0.01 nats, or a tenth of the tokens has a ratio beyond 1.2; information above 0.001 of either; exposed. If
-    nothing says which rows were scored before the first update, and the two differ, the rule is skipped.
+    Before the first update of a batch both log-probs are those of one model. They are compared on the trained tokens of
+    rows with the smallest `optim_step_id`, or of all rows if the options say that a batch has one update, in steps that
+    are the first pass over their rows. In TRL they are equal to the bit, so any difference is noise in the ratio,
+    dropout or stale old log-probs. Trainers that compute them in two passes have noise there (`RDO015` says how much):
+    a warning if the mean of old minus policy log-prob has a median over the steps above 0.01 nats, or a tenth of the
+    tokens has a ratio beyond 1.2; information above 0.001 of either; exposed. If nothing says which rows were scored
+    before the first update, and the two differ, the rule is skipped.
 
     ## What to do
     Turn dropout off. Compute the old log-probs once before the first update, with the kernels of the update, and keep

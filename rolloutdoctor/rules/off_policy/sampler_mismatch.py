@@ -42,31 +42,31 @@ class SamplerMismatch(TableRule):
 
     ## How it is measured
     Means, shares and weights are of sampled rows, about 2^13 tokens a step; `tokens` counts all. `p99_abs` is the
-    centre of a bin a quarter of a doubling wide. `ess_share` = (sum w)^2 / (n sum w^2) is the effective sample size
-    as a share of the tokens; `k3` = mean of exp(delta) - 1 - delta, the KL of sampler and trainer. For token
-    weights truncated at 2 and for a token mask of 0.5 to 5, `..._mass_share` is what is left of the sum of weights,
+    centre of a bin a quarter of a doubling wide. `ess_share` = (sum w)^2 / (n sum w^2) is the effective sample size as
+    a share of the tokens; `k3` = mean of exp(delta) - 1 - delta, the KL of sampler and trainer. For token weights
+    truncated at 2 and for a token mask of 0.5 to 5, `..._mass_share` is what is left of the sum of weights,
     `..._ess_share` the effective sample size, and `..._kappa` = sum w / sum w^2 how much larger the update without
     weights is than the one with them, if advantages are independent of w. Weights of rows are products over tokens,
-    truncated at 3; the geometric mask keeps rows whose geometric mean is within 0.999 to 1.001. Version lag is how
-    many versions the oldest part of a row is behind the newest of its step.
+    truncated at 3; the geometric mask keeps rows whose geometric mean is within 0.999 to 1.001. Version lag is how many
+    versions the oldest part of a row is behind the newest of its step.
 
-    Confident disagreement: the sampler gave the token at least one half and the trainer at most e^-2 of that, in a
-    row of the newest version of its step. Kernel noise (its size times 1 - p), temperature and top-p move a
-    log-prob little where the sampler is sure, so they do not do this. Stale weights, other inputs, a cache from
-    other weights, or float32 updates too small for the engine's bf16 do. It is a warning from three tokens at
-    different positions or of different prompts. Log-probs of exactly 0 are left to `logprob-placeholder`.
+    Confident disagreement: the sampler gave the token at least one half and the trainer at most e^-2 of that, in a row
+    of the newest version of its step. Kernel noise (its size times 1 - p), temperature and top-p move a log-prob little
+    where the sampler is sure, so they do not do this. Stale weights, other inputs, a cache from other weights, or
+    float32 updates too small for the engine's bf16 do. It is a warning from three tokens at different positions or of
+    different prompts. Log-probs of exactly 0 are left to `logprob-placeholder`.
 
-    Rows apart: of the tokens of which a model was unsure, half or more in a row of the newest version, at least
-    four, are more than 0.1 nats apart. It is a warning if in the other rows at most one such token in fifty is, and
-    such tokens, spread at random, would make up half of a row once in a million runs: kernels, stale weights and
-    experts that are routed differently do not single out rows. Log-probs of other tokens, of another row, or of
-    inputs that differ do.
+    Rows apart: of the tokens of which a model was unsure, half or more in a row of the newest version, at least four,
+    are more than 0.1 nats apart. It is a warning if in the other rows at most one such token in fifty is, and such
+    tokens, spread at random, would make up half of a row once in a million runs: kernels, stale weights and experts
+    that are routed differently do not single out rows. Log-probs of other tokens, of another row, or of inputs that
+    differ do.
 
-    End of the context: in responses that end at the longest sequence of the run, or up to eight tokens before it,
-    the last eight tokens are five times as far apart as the 32 before them and as the last tokens of other
-    responses, and at least 0.1 nats. It is a warning if chance would give so many of these responses a larger gap
-    at the end in one run of 30,000 (four standard deviations, 16 responses). Upstream, draft tokens of speculative
-    decoding that did not fit into the context made such log-probs very wrong.
+    End of the context: in responses that end at the longest sequence of the run, or up to eight tokens before it, the
+    last eight tokens are five times as far apart as the 32 before them and as the last tokens of other responses, and
+    at least 0.1 nats. It is a warning if chance would give so many of these responses a larger gap at the end in one
+    run of 30,000 (four standard deviations, 16 responses). Upstream, draft tokens of speculative decoding that did not
+    fit into the context made such log-probs very wrong.
 
     ## What to do
     Find the cause first: the rules `temperature-mismatch`, `truncated-support`, `quantized-logprobs`,

@@ -37,15 +37,15 @@ class SamplerMismatchLogged(NumbersRule):
     responses are not from the policy whose gradient is taken.
 
     ## How it is measured
-    Medians over the logged steps are tested. It is a warning if the correlation is below 0.9, the mean difference
-    above 0.1 in probability or above 0.3 nats, k3 above 0.1 nats, or log-perplexities are 0.3 nats apart; an error
-    below 0.5, above 0.3, 1 nat, or a k3 of 0.5; in one line or two such an error is a warning. It is information
-    beyond the gates that users often set: 0.995, 0.005, 0.02 nats, a k3 of 0.01. If a version lag of a step or more
-    is logged, the training is asynchronous and a gap is expected: information. `onset` is the step from which a
-    running median is beyond these gates. If the mean importance weight differs from 1 by more than three times
-    sqrt(2 k3) + k3, and by more than 0.3, with a k3 below 0.02, the weights are those of whole sequences: a
-    warning, from one line. A warning or an error is confirmed: the log proves that they differ, and not why;
-    recorded rollouts show the cause (`RDO001` and others).
+    Medians over the logged steps are tested. It is a warning if the correlation is below 0.9, the mean difference above
+    0.1 in probability or above 0.3 nats, k3 above 0.1 nats, or log-perplexities are 0.3 nats apart; an error below 0.5,
+    above 0.3, 1 nat, or a k3 of 0.5; in one line or two such an error is a warning. It is information beyond the gates
+    that users often set: 0.995, 0.005, 0.02 nats, a k3 of 0.01. If a version lag of a step or more is logged, the
+    training is asynchronous and a gap is expected: information. `onset` is the step from which a running median is
+    beyond these gates. If the mean importance weight differs from 1 by more than three times sqrt(2 k3) + k3, and by
+    more than 0.3, with a k3 below 0.02, the weights are those of whole sequences: a warning, from one line. A warning
+    or an error is confirmed: the log proves that they differ, and not why; recorded rollouts show the cause (`RDO001`
+    and others).
 
     ## What to do
     Compare the log-probs of one response under both; check temperature, chat template, precision, and that weights were

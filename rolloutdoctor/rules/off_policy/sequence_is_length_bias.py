@@ -84,14 +84,14 @@ class SequenceIsLengthBias(TableRule):
 
     ## How it is measured
     Rows are cut into thirds by their trained tokens within each step (before rejection, if `response_mask_pre` is
-    there). `kept_..._share` is the share within all bounds on sequences that the configuration has, `..._gap` the
-    mean size of delta per token, `length_correlation` the rank correlation of length and |log weight| within a
-    step, averaged over rows. It is a warning if the longest third keeps fewer rows than the shortest by a tenth of
-    its rows, or by a twentieth if the lost rows are longer than the others beyond chance (`lost_length_score`: four
-    standard deviations of a permutation test of their lengths, within steps), and its difference per token is at
-    most one and a half times that of the shortest. If it is more, the mismatch itself grows along the response, and
-    that is information, as is a correlation of 0.3 or more. Without a bound on sequences there is nothing to find,
-    and responses of one length cannot show it.
+    there). `kept_..._share` is the share within all bounds on sequences that the configuration has, `..._gap` the mean
+    size of delta per token, `length_correlation` the rank correlation of length and |log weight| within a step,
+    averaged over rows. It is a warning if the longest third keeps fewer rows than the shortest by a tenth of its rows,
+    or by a twentieth if the lost rows are longer than the others beyond chance (`lost_length_score`: four standard
+    deviations of a permutation test of their lengths, within steps), and its difference per token is at most one and a
+    half times that of the shortest. If it is more, the mismatch itself grows along the response, and that is
+    information, as is a correlation of 0.3 or more. Without a bound on sequences there is nothing to find, and
+    responses of one length cannot show it.
 
     Logged metrics of the weights, all reproduced by the rows, confirm it.
 

@@ -27,15 +27,15 @@ class SoftmaxCollapse(TableRule):
     ## Why it matters
     The derivative of a log-prob by its logit is one minus the probability. Where the logit minus the log-sum of all
     rounds to 0 the probability is 1, and the token has no gradient: it can be neither reinforced nor unlearned, and a
-    policy that made it likely stays there. Logits in bfloat16 round so from a probability of 0.99 on, float32 from
-    1 - 6e-8 on, which loses nothing.
+    policy that made it likely stays there. In bfloat16 logits round that way from a probability of 0.99, in float32
+    from 1 - 6e-8, which loses nothing.
 
     ## How it is measured
-    `lost_share` is these tokens' share of the sum of 1 - p over all trained tokens, with p the sampler's
-    probability. It is a warning from 1 %, with at least 50 such tokens. Tokens whose log-probs are 0.75 nats apart
-    or more do not count: there the 0 stands for a log-prob that was never computed (`logprob-placeholder`). If
-    tokens were sampled greedily, or from the top token alone, the sampler's are 0 too, and nothing is found.
-    Confirmed: the columns hold both.
+    `lost_share` is these tokens' share of the sum of 1 - p over all trained tokens, with p the sampler's probability.
+    It is a warning from 1 %, with at least 50 such tokens. Tokens whose log-probs are 0.75 nats apart or more do not
+    count: there the 0 stands for a log-prob that was never computed (`logprob-placeholder`). If tokens were sampled
+    greedily, or from the top token alone, the sampler's are 0 too, and nothing is found. Confirmed: the columns hold
+    both.
 
     ## What to do
     Compute the log-softmax in float32, from logits in float32; where the trainer has a form that keeps the digits of

@@ -53,27 +53,26 @@ class StalePolicy(TableRule):
     importance ratio, and stamps that are never set hide it from every staleness limit.
 
     ## How it is measured
-    The gap is the trainer's log-prob before the update minus the sampler's, on trained tokens; in a step of more
-    than 2^15 tokens, on every second one, every third, and so on. Sizes are medians over tokens to which the
-    sampler gave less than 0.9: kernel noise moves a log-prob by its size times (1 - p), so the share of such
-    tokens, which changes as a policy sharpens, would move the median over all. *Onset*: every step from there has
-    at least four times the median of every step before, and 0.02 nats; the last one or two steps ten times that of
-    five or more before, and 0.1. *Growth*: the last third of the run has six times the first two steps, rising with
-    the steps (Spearman 0.8), and 0.1, in eight steps or more; in five or more if it grows with each step from the
-    first to the last. *First update*: from the second step it has ten times that of the first and 0.002 or more:
-    with equal weights at the start the first step shows how far the kernels differ. This is information if the
-    objective corrects for the sampler. An honest gap nearly doubles as a policy sharpens, and tripled over 30 steps
-    on one public stack: such growth proves nothing, and is information from 3 times and 0.02 (the same two parts,
-    and Spearman 0.8). *Lag*: twice the gap at the larger of two lags in one step, or where the lag falls from one
-    step to the next, and 0.02 or more. Kernel noise does not depend on lag. *Inside a row*: four times the gap
-    before some quarter of the row than after it, in ten rows or more and in 1 % of those with 32 such tokens on
-    either side, and five times as many as the other way round. *Stamps*: one version for eight steps or more, four
-    times longer than ever before; `version-stamps` looks for those that cannot be right. Versions that count
-    something other than steps are compared within a step only. A gap that grows with lag is information if the
-    objective weights, clips or rejects by the sampler's log-probs: bounded staleness is then a choice. So is
-    everything that is found where `stale-prefix-cache` or `engine-frozen` names the cause. `k3_per_version` is the
-    rise of the KL of sampler and trainer with each version, `ess_*` the effective sample size of the importance
-    weights, as a share of the tokens.
+    The gap is the trainer's log-prob before the update minus the sampler's, on trained tokens; in a step of more than
+    2^15 tokens, on every second one, every third, and so on. Sizes are medians over tokens to which the sampler gave
+    less than 0.9: kernel noise moves a log-prob by its size times (1 - p), so the share of such tokens, which changes
+    as a policy sharpens, would move the median over all. *Onset*: every step from there has at least four times the
+    median of every step before, and 0.02 nats; the last one or two steps ten times that of five or more before, and
+    0.1. *Growth*: the last third of the run has six times the first two steps, rising with the steps (Spearman 0.8),
+    and 0.1, in eight steps or more; in five or more if it grows with each step from the first to the last. *First
+    update*: from the second step it has ten times that of the first and 0.002 or more: with equal weights at the start
+    the first step shows how far the kernels differ. This is information if the objective corrects for the sampler. An
+    honest gap nearly doubles as a policy sharpens, and tripled over 30 steps on one public stack: such growth proves
+    nothing, and is information from 3 times and 0.02 (the same two parts, and Spearman 0.8). *Lag*: twice the gap at
+    the larger of two lags in one step, or where the lag falls from one step to the next, and 0.02 or more. Kernel noise
+    does not depend on lag. *Inside a row*: four times the gap before some quarter of the row than after it, in ten rows
+    or more and in 1 % of those with 32 such tokens on either side, and five times as many as the other way round.
+    *Stamps*: one version for eight steps or more, four times longer than ever before; `version-stamps` looks for those
+    that cannot be right. Versions that count something other than steps are compared within a step only. A gap that
+    grows with lag is information if the objective weights, clips or rejects by the sampler's log-probs: bounded
+    staleness is then a choice. So is everything that is found where `stale-prefix-cache` or `engine-frozen` names the
+    cause. `k3_per_version` is the rise of the KL of sampler and trainer with each version, `ess_*` the effective sample
+    size of the importance weights, as a share of the tokens.
 
     ## What to do
     Find the sync that failed at the onset step. Stamp each row with the version that sampled it, and either correct

@@ -38,16 +38,16 @@ class StalePrefixCache(TableRule):
     that recur are hurt, more so the longer they are cached, so that means over a step hide it.
 
     ## How it is measured
-    Prompts of 128 tokens and more are tested, of which engines cache at least one block; all records of the 128
-    prompts with the smallest hashes are kept. The gap is the mean absolute difference on trained tokens with a
-    sampler probability below 0.9, at least 32. `gap_ratio` is the median, over records of recurring prompts, of
-    their gap divided by that at the version at which they were first seen: hard recurring prompts have a large one
-    both times. `p_value` tests the hypothesis that at one version and length the gap does not depend on the
-    versions since the prompt was first seen: a permutation test of ranks, stratified by versions and doublings of
-    the length. Plain lag, and an engine that does not update at all, are the same for all prompts of a version. A
-    finding requires a ratio of 3 and p below 0.001, of ten records either way; or an `excess_ratio` (the same
-    divided by how much the gap of new prompts grew meanwhile) of 2 and p below 1e-6 (from 1.5 it is information).
-    Clean excludes a median ratio of 3, by the last records of the prompts.
+    Prompts of 128 tokens and more are tested, of which engines cache at least one block; all records of the 128 prompts
+    with the smallest hashes are kept. The gap is the mean absolute difference on trained tokens with a sampler
+    probability below 0.9, at least 32. `gap_ratio` is the median, over records of recurring prompts, of their gap
+    divided by that at the version at which they were first seen: hard recurring prompts have a large one both times.
+    `p_value` tests the hypothesis that at one version and length the gap does not depend on the versions since the
+    prompt was first seen: a permutation test of ranks, stratified by versions and doublings of the length. Plain lag,
+    and an engine that does not update at all, are the same for all prompts of a version. A finding requires a ratio of
+    3 and p below 0.001, of ten records either way; or an `excess_ratio` (the same divided by how much the gap of new
+    prompts grew meanwhile) of 2 and p below 1e-6 (from 1.5 it is information). Clean excludes a median ratio of 3, by
+    the last records of the prompts.
 
     ## What to do
     Reset the prefix cache of the engine after each weight sync.

@@ -29,8 +29,8 @@ class SyncCorrupts(TableRule):
     """A weight sync gives the sampler weights that the trainer never had.
 
     ## What it does
-    Looks for a step from which on the gap between sampler and trainer is much larger than before, and for what old
-    weights do not explain about it.
+    Looks for a step from which on the gap between sampler and trainer is much larger than before, and checks that old
+    weights do not explain it.
 
     ## Why it matters
     Weights that are loaded into another layout than the kernels', in parts that overwrite each other, or not at all for
@@ -40,18 +40,17 @@ class SyncCorrupts(TableRule):
     that it did not hold.
 
     ## How it is measured
-    The gap is the mean absolute difference of the two log-probs on trained tokens that the sampler gave less than
-    0.9, of the rows of the newest version, as a median over rows. A finding requires that from some step, in three
-    steps or more, it is at least ten times what it ever was before, and 0.1 nats or more. *Old weights* are
-    excluded in one of two ways. With a reference that stays: the gap is four times or more the mean absolute
-    difference of trainer and reference in all of these steps, so that not even the initial weights are as far away.
-    Without one: the jump is at the second or third step, at which the version stamps rise, and in at least five
-    steps from there the gap does not grow (the last third has at most 1.5 times the first). The distance to weights
-    before the first update grows with each update, at least with the root of their number; that of a sampler which
-    is always some versions behind does not, but its versions rise after the trainer's. Without stamps such a jump
-    is skipped, as it is with stamps that contradict each other (left to `version-stamps`), and as is a smaller one
-    of three times or more that does not grow. Nor may the gap of older rows be 1.5 times that of newer ones. What
-    remains is left to `stale-policy`.
+    The gap is the mean absolute difference of the two log-probs on trained tokens that the sampler gave less than 0.9,
+    of the rows of the newest version, as a median over rows. A finding requires that from some step, in three steps or
+    more, it is at least ten times what it ever was before, and 0.1 nats or more. *Old weights* are excluded in one of
+    two ways. With a reference that stays: the gap is four times or more the mean absolute difference of trainer and
+    reference in all of these steps, so that not even the initial weights are as far away. Without one: the jump is at
+    the second or third step, at which the version stamps rise, and in at least five steps from there the gap does not
+    grow (the last third has at most 1.5 times the first). The distance to weights before the first update grows with
+    each update, at least with the root of their number; that of a sampler which is always some versions behind does
+    not, but its versions rise after the trainer's. Without stamps such a jump is skipped, as it is with stamps that
+    contradict each other (left to `version-stamps`), and as is a smaller one of three times or more that does not grow.
+    Nor may the gap of older rows be 1.5 times that of newer ones. What remains is left to `stale-policy`.
 
     ## What to do
     After a sync compare every weight of the engine with the trainer's, or the log-probs of one prompt; look at expert

@@ -44,27 +44,26 @@ class TemperatureMismatch(TableRule):
     every correction for the mismatch then work on that, and entropy is pushed up or down step by step.
 
     ## How it is measured
-    A slope over all tokens does not show it: each context has a normaliser of its own, which pulls the slope to 1
-    (a temperature of 0.7 gave 1.10, where 1.43 was right). Within a context it cancels. `slope` is the median over
+    A slope over all tokens does not show it: each context has a normaliser of its own, which pulls the slope to 1 (a
+    temperature of 0.7 gave 1.10, where 1.43 was right). Within a context it cancels. `slope` is the median over
     contexts of the slope of the sampler's log-probs s on the trainer's o (the nearest line, so that noise of both
-    weighs the same), with its 95 % interval from order statistics; `temperature` is its inverse, the sampler's in
-    units of the trainer's. Contexts count if their tokens are a nat apart, among the first 16 tokens of each row,
-    in rows of the newest version of their step. A finding requires that the median is 0.02 or more from 1, four
-    standard deviations exclude 1, nine tenths of the contexts are on its side and four fifths within a fifth of it:
-    noise, stale weights, mixtures of experts and placeholders scatter to both sides. A truncated support (top-p,
-    top-k, min-p) has slope 1 in a context. The rule needs 20 contexts, and for clean four standard deviations
-    within 5 % of 1. If all log-probs of the run differ by one factor, they are logarithms to another base, and the
-    finding says so.
+    weighs the same), with its 95 % interval from order statistics; `temperature` is its inverse, the sampler's in units
+    of the trainer's. Contexts count if their tokens are a nat apart, among the first 16 tokens of each row, in rows of
+    the newest version of their step. A finding requires that the median is 0.02 or more from 1, four standard
+    deviations exclude 1, nine tenths of the contexts are on its side and four fifths within a fifth of it: noise, stale
+    weights, mixtures of experts and placeholders scatter to both sides. A truncated support (top-p, top-k, min-p) has
+    slope 1 in a context. The rule needs 20 contexts, and for clean four standard deviations within 5 % of 1. If all
+    log-probs of the run differ by one factor, they are logarithms to another base, and the finding says so.
 
     The second test is calibration, if `entropy` is logged: for tokens drawn from p the mean of -log p is the mean
     entropy. `surprise_share` = mean of -log p of the trainer over the mean entropy, less 1. With slope 1 and no
-    one-sided difference, a deviation of six standard errors and a tenth of the entropy says that tokens were drawn
-    from neither reported distribution: the engine returns log-probs of the model as it is, and samples at another
+    one-sided difference, a deviation of six standard errors and a tenth of the entropy says that tokens were drawn from
+    neither reported distribution: the engine returns log-probs of the model as it is, and samples at another
     temperature or from a truncated support. With another slope, it says whose log-probs are those that were sampled
-    from. It needs no log-probs of the sampler: without these it is the only test, on rows of the first update of
-    each step, and if old log-probs are recorded, on those from which the policy has moved by at most a fiftieth of
-    the entropy: later passes over a generation, which may have steps of their own, score it with a policy that did
-    not draw it.
+    from. It needs no log-probs of the sampler: without these it is the only test, on rows of the first update of each
+    step, and if old log-probs are recorded, on those from which the policy has moved by at most a fiftieth of the
+    entropy: later passes over a generation, which may have steps of their own, score it with a policy that did not draw
+    it.
 
     ## What to do
     Score at the temperature that was sampled at: divide the trainer's logits by it, and let the engine return

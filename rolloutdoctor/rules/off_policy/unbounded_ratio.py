@@ -37,12 +37,11 @@ class UnboundedRatio(TableRule):
     older weights, or ratios against the sampler's log-probs, such tokens come up without any fault.
 
     ## How it is measured
-    The ratio is that of the loss, token by token. `grad_share` is these tokens' share of the L1 norm of the
-    gradient by log-probs, exact if the loss is the policy term alone and nothing else weights it, and otherwise
-    left out. `tokens_share` is their share of the trained tokens of responses with a negative advantage.
-    Information: many trainers have no cap, and most runs need none. It is reported if these tokens carry 1 % of the
-    gradient or more; if that share is not known, if they are at least ten and one in a thousand. If every ratio is
-    1, nothing can be seen.
+    The ratio is that of the loss, token by token. `grad_share` is these tokens' share of the L1 norm of the gradient by
+    log-probs, exact if the loss is the policy term alone and nothing else weights it, and otherwise left out.
+    `tokens_share` is their share of the trained tokens of responses with a negative advantage. Information: many
+    trainers have no cap, and most runs need none. It is reported if these tokens carry 1 % of the gradient or more; if
+    that share is not known, if they are at least ten and one in a thousand. If every ratio is 1, nothing can be seen.
 
     ## What to do
     Set the cap (TRL `delta`, verl `clip_ratio_c`), correct for the sampler with bounded weights, or drop rows of
