@@ -161,3 +161,5 @@ def test_what_a_tracker_was_given_is_said(tmp_path):
     told = own_options(source, {"algo.clip_ratio": 0.2, "gamma": "0.99", "name": "a", "use": True})
     assert "clip range 0.2 (clip_ratio), discount 0.99 (gamma)" in told
     assert own_options(source, {"gamma": 0.99}) is None
+    # What these count differs from loop to loop, and mu may be the mean of a noise.
+    assert own_options(source, {"gamma": 0.99, "mu": 0.0, "num_iterations": 3}) is None

@@ -36,7 +36,7 @@ SPELLINGS: Mapping[str, frozenset[str]] = {
         "top p": "top_p",
         "response length limit": "max_new_tokens max_completion_length max_response_length max_gen_len response_length "
         "max_answer_seq_len",
-        "passes over a batch": "ppo_epochs num_ppo_epochs num_iterations n_updates_per_iteration mu",
+        "passes over a batch": "ppo_epochs num_ppo_epochs n_updates_per_iteration",
         "mini-batch size": "mini_batch_size minibatch_size ppo_mini_batch_size",
         "batch size": "batch_size rollout_batch_size per_device_train_batch_size train_batch_size "
         "per_device_training_batch_size",
