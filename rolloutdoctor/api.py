@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rolloutdoctor.commands.compare.query import compare as _compare
-from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff as _diff
+from rolloutdoctor.commands.diff.sides import DiffOptions
 from rolloutdoctor.commands.diff.without import LeftOut
 from rolloutdoctor.commands.export.tables import MeasuredRun
 from rolloutdoctor.commands.export.tables import measure as _measure
@@ -176,7 +176,7 @@ def diff(
         dtype: ``float32`` or ``float64``.
     """
     other = tuple(f"{key}={value}" for key, value in (against or {}).items())
-    left_out = LeftOut(frozenset(_names(without)), heaviest, heaviest_tokens, afresh)
+    left_out = LeftOut(tuple(sorted(set(_names(without)))), heaviest, heaviest_tokens, afresh)
     more = {"fixes": _fixes(fixes), "all_fixes": all_fixes, "against": other, "by": by, "top": top, "text": text}
     more["without"] = left_out
     chosen = _chosen(DiffOptions, trainer, options, steps, split, device, dtype, **more)

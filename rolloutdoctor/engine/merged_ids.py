@@ -37,20 +37,21 @@ class MergedIds:
 
     def add(self, batch: RolloutBatch) -> None:
         """Count a step, whose objectives were evaluated."""
+        self.count += self.of(batch)
+
+    def of(self, batch: RolloutBatch) -> MergedCount:
+        """Return the count of one step."""
         if batch.groups is None or not self._objectives:
-            return
+            return MergedCount()
         found = [compared_groups(batch, objective) for objective in self._objectives]
         fewest = min(found, key=len)
         merged = len(batch.groups) - len(fewest)
         if not merged:
-            return
-        known = self.count.first
-        if known is None or batch.key < known[0]:
-            place_G = fewest.index_N[batch.groups.order_N[batch.groups.offsets[:-1]]].tolist()
-            shared = next(place for place in place_G if place_G.count(place) > 1)
-            names = [repr(batch.group_ids[group]) for group, place in enumerate(place_G) if place == shared]
-            known = (batch.key, f"{' and '.join(names[:2])} of step {batch.step}")
-        self.count = MergedCount(self.count.groups + merged, known)
+            return MergedCount()
+        place_G = fewest.index_N[batch.groups.order_N[batch.groups.offsets[:-1]]].tolist()
+        shared = next(place for place in place_G if place_G.count(place) > 1)
+        names = [repr(batch.group_ids[group]) for group, place in enumerate(place_G) if place == shared]
+        return MergedCount(merged, (batch.key, f"{' and '.join(names[:2])} of step {batch.step}"))
 
     def notes(self) -> list[str]:
         """One sentence, or none."""

@@ -1,7 +1,8 @@
 """Options that commands share: what to read of a run, on which device, and with which rules."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.engine.rows_on_disk import MemoryBound
@@ -42,6 +43,11 @@ class ReadOptions:
         """
         if self.split not in (None, TRAIN, EVAL):
             raise UsageError(f"no split {self.split!r} (known: {TRAIN}, {EVAL})")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options that all commands share, by name."""
+        return {one.name: getattr(self, one.name) for one in fields(ReadOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)

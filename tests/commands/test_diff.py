@@ -7,8 +7,8 @@ from engine.runs import TRL, VERL, random_columns, small, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.diff.sides import DiffOptions
 from rolloutdoctor.engine.breakdown import PARTS
 from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.io.run import StepRange, open_run

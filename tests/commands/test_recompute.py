@@ -8,8 +8,8 @@ import pytest
 import torch
 from engine.runs import TRL, VERL, random_columns, small, write
 
-from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.diff.sides import DiffOptions
 from rolloutdoctor.commands.export.tokens import RecomputeOptions, recompute
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, UsageError

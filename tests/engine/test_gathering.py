@@ -1,6 +1,6 @@
-"""Pictures, comparisons and pages of a run in parts are those of the run in one piece, to the byte."""
+"""Pictures, comparisons, diffs and pages of a run in parts are those of the run in one piece, to the byte."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +8,17 @@ import pytest
 from engine.runs import random_columns, write
 
 from rolloutdoctor.commands.compare.query import compare
+from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.diff.sides import DiffOptions, asked_of, sides_in
+from rolloutdoctor.commands.diff.without import LeftOut
 from rolloutdoctor.commands.plot.query import check_and_gather, draw
 from rolloutdoctor.commands.view.worst_rows import WorstRows
 from rolloutdoctor.commands.why.query import Question, why
+from rolloutdoctor.engine.gathering import gather
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.part_states import state_bytes, state_from
 from rolloutdoctor.engine.parts import plan_parts
+from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
@@ -30,15 +35,21 @@ FEW = CheckOptions(device="cpu", rules=tuple(rule for rule in RULES if rule.code
 
 @dataclass(frozen=True)
 class Parts:
-    """Measures so many parts here, the last one first, each state through its bytes, as a cluster does."""
+    """Measures so many parts here, the last one first, each state through its bytes, as a cluster does.
+
+    Attributes:
+        count: how many.
+        backwards: their states are added in that order, too.
+    """
 
     count: int
+    backwards: bool = False
 
     def measure(self, work, run, steps=None, split=None, progress=None):
         parts = plan_parts(run, steps, split, self.count)
         assert len(parts) == self.count
         states = [state_bytes("part", work.measure(part, progress)) for part in reversed(parts)]
-        return [state_from(work, "part", state) for state in reversed(states)]
+        return [state_from(work, "part", state) for state in (states if self.backwards else reversed(states))]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +73,14 @@ def path(tmp_path_factory):
     return write(folder / "mixed.parquet", columns, rows=draw_of.permutation(count), row_group_size=17, logged=logged)
 
 
+def whole(result):
+    """All that a result holds: its own `repr` is a line."""
+    return repr(asdict(result))
+
+
 def drawn(path, kind, executor=None, fixes=()):
     try:
-        return repr(draw(open_run([path]), kind, OPTIONS, fixes, executor=executor))
+        return whole(draw(open_run([path]), kind, OPTIONS, fixes, executor=executor))
     except InputError as error:
         return str(error)
 
@@ -80,19 +96,48 @@ def test_a_picture(path, kind, fixes):
 def test_why(path, metric):
     question = Question(metric, at=4, before=3, after=3)
     found = [why(open_run([path]), OPTIONS, question, executor=executor) for executor in (None, Parts(2))]
-    assert repr(found[0]) == repr(found[1])
+    assert whole(found[0]) == whole(found[1])
 
 
 @pytest.mark.parametrize("by", ["reward", "status"])
 def test_a_comparison(path, by):
     runs = [open_run([path]), open_run([path])]
-    assert repr(compare(*runs, FEW, by=by, executor=Parts(3))) == repr(compare(*runs, FEW, by=by))
+    assert whole(compare(*runs, FEW, by=by, executor=Parts(3))) == whole(compare(*runs, FEW, by=by))
+
+
+FIXES = (choose("zero-std"), choose("rejected-rows"))
+SIDES = {
+    "fixes": {"fixes": FIXES},
+    **{f"by {by}": {"fixes": FIXES, "by": by} for by in ("step", "group", "reward", "length")},
+    "another option": {"against": ("beta=0.1",)},
+    "every fix": {"all_fixes": True, "top": 0, "distribution": False},
+    "without rows": {"without": LeftOut(names=("r3", "r40"), rows=1)},
+    "without tokens": {"without": LeftOut(tokens=2, afresh=True)},
+}
+
+
+@pytest.mark.parametrize("sides", SIDES)
+def test_a_diff(path, sides):
+    options = DiffOptions(**{"device": "cpu", "top": 3, "distribution": True} | SIDES[sides])
+    one = whole(diff(open_run([path]), options))
+    assert whole(diff(open_run([path]), options, executor=Parts(3))) == one
+    assert whole(diff(open_run([path]), options, executor=Parts(3, backwards=True))) == one
+
+
+def test_what_a_diff_keeps_of_a_run_does_not_grow_with_its_rows(path):
+    """One line a step and side, and eight rows of each of the groups that moved most."""
+    options = DiffOptions(device="cpu", top=2, fixes=FIXES, split="train")
+    ready = prepare(open_run([path]), CheckOptions(device="cpu", rules=(), split="train"), lenient=False)
+    _, (sides,) = gather(ready, sides_in, *asked_of(options), measured=False, lenient=False)
+    lengths = {name: len(frame) for name, frame in sides.gathered().tables.items()}
+    metrics = sides.table("metrics")["metric"].n_unique()
+    assert lengths == {"steps": 21, "parts": 0, "metrics": 21 * metrics, "moved": 8, "seen": 7}
 
 
 def gathered(path, options, executor=None):
     """What a page is made of."""
     report, gallery, worst = check_and_gather(open_run([path]), KINDS, options, executor=executor, beside=WorstRows)
-    return repr((report, gallery, worst.places(report.findings)))
+    return whole(report), whole(gallery), repr(worst.places(report.findings))
 
 
 def test_what_a_page_shows(path):
@@ -100,6 +145,9 @@ def test_what_a_page_shows(path):
 
 
 def test_processes(path):
+    options = DiffOptions(device="cpu", fixes=FIXES, by="reward")
+    one, other = (diff(open_run([path]), options, executor=executor) for executor in (None, Processes(2)))
+    assert whole(one) == whole(other)
     assert drawn(path, "lengths", Processes(2)) == drawn(path, "lengths")
 
 

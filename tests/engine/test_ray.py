@@ -21,8 +21,8 @@ from engine.rays import Faulty, Waiting, two_nodes
 from engine.runs import random_columns, write
 
 from rolloutdoctor.commands.diff.formats import RENDERERS as DIFF_RENDERERS
-from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.diff.sides import DiffOptions
 from rolloutdoctor.commands.export.token_parts import MANIFEST
 from rolloutdoctor.engine import ray_cluster
 from rolloutdoctor.engine.check import report_of

@@ -7,8 +7,8 @@ import pytest
 import torch
 from objectives import objective_of
 
-from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.diff.sides import DiffOptions
 from rolloutdoctor.commands.plot.query import check_and_draw
 from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.accumulate import RuleAccumulator

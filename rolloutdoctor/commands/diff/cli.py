@@ -11,7 +11,7 @@ from rolloutdoctor.cli.error_handling import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target
 
 if TYPE_CHECKING:
-    from rolloutdoctor.commands.diff.parts import DiffOptions
+    from rolloutdoctor.commands.diff.sides import DiffOptions
 
 EPILOG = (
     "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
@@ -129,7 +129,7 @@ def diff(
 
 def _options(versus: Versus, places: Places, source: groups.Source, part: OneSplit, *, full: bool) -> "DiffOptions":
     """Read the options; without any, every fix is compared."""
-    from rolloutdoctor.commands.diff.parts import DiffOptions
+    from rolloutdoctor.commands.diff.sides import DiffOptions
     from rolloutdoctor.commands.diff.without import LeftOut, read_names
     from rolloutdoctor.search.hypotheses.fixes import choose
 

@@ -8,17 +8,17 @@ import polars as pl
 
 from rolloutdoctor.commands.diff.every_fix import by_size, every_fix
 from rolloutdoctor.commands.diff.measures import Totals, differs, is_other, measures, totals
-from rolloutdoctor.commands.diff.parts import DiffOptions, DiffState, DiffWork, apart_of, columns_of, sides_of
+from rolloutdoctor.commands.diff.sides import DiffOptions, Sides, apart_of, asked_of, columns_of, sides_in, sides_of
 from rolloutdoctor.commands.diff.top_groups import moved_groups
 from rolloutdoctor.commands.diff.without import LeftOut
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.breakdown import PARTS, labelled
-from rolloutdoctor.engine.comparable import comparable
-from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, on_device
-from rolloutdoctor.engine.identified_options import with_identified
+from rolloutdoctor.engine.gathering import gather
 from rolloutdoctor.engine.needs import need_trainer
-from rolloutdoctor.engine.parts import Executor, tree_sum
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.parts import Executor
+from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.io.progress import Progress
@@ -67,8 +67,9 @@ def diff(
 
 def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: Executor | None) -> Comparison:
     _refuse_contradictions(options)
-    run, options = with_identified(run, options)
-    configured = need_trainer(configure(run.metadata, options.trainer, options.layers), run)
+    ready = prepare(run, CheckOptions(**options.reading, rules=()), lenient=False)
+    run, options = ready.run, replace(options, **ready.options.reading)
+    configured = need_trainer(ready.configured, run)
     if options.without and configured.objective.unknown_loss:
         raise InputError(f"{run.files[0]}: rows are left out of a loss: {configured.objective.unknown_loss}")
     untried = None
@@ -76,15 +77,16 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
         able, untried = every_fix(run, configured)
         options = replace(options, fixes=able)
     sides = sides_of(run, configured, options)
-    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides, options.fixes)
-    states = (executor or Processes(1)).measure(DiffWork(options), run, options.steps, options.split, progress)
-    seen = tree_sum(states)
-    if not seen.input.rows:
+    _, notes = columns_of(run, ready.metrics, configured, sides, options.fixes)
+    how = {"measured": False, "lenient": False}
+    _, (seen,) = gather(ready, sides_in, *asked_of(options), progress=progress, executor=executor, **how)
+    read, left = seen.input, seen.table("left")
+    if not read.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
-    if options.without.names and seen.frames["left"].is_empty() and not options.without.rows:
+    if options.without.names and left.is_empty() and not options.without.rows:
         raise UsageError("no row with a gradient has such a name; --without takes SAMPLE or STEP/GROUP/SAMPLE")
     notes += seen.notes()
-    others = run.rows - seen.input.rows
+    others = run.rows - read.rows
     if options.steps is None and others > 0:
         other = "evaluation" if options.split == TRAIN else "training"
         notes.append(
@@ -100,22 +102,22 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
     if options.all_fixes:
         effects.sort(key=by_size)
     if options.without:
-        remarks = *_carried(effects[0], seen.frames["left"], options.without), *effects[0].remarks
+        remarks = *_carried(effects[0], left, options.without), *effects[0].remarks
         effects[0] = replace(effects[0], remarks=remarks)
     if options.top:
-        effects[0] = replace(effects[0], groups=moved_groups(run, seen.frames["moved"], text=options.text))
+        effects[0] = replace(effects[0], groups=moved_groups(run, seen.table("moved"), text=options.text))
     return Comparison(
         version=__version__,
         device=find_device(options.device).type,
         dtype=options.dtype,
-        input=seen.input,
+        input=read,
         trainer=configured.trainer.name,
         trainer_version=configured.version,
         config=configured.settings(),
         by=options.by,
         effects=tuple(effects),
         notes=(*run.notes.sentences, *notes),
-        advantages=seen.figure,
+        advantages=seen.advantages,
         untried=untried,
     )
 
@@ -141,10 +143,10 @@ def _refuse_contradictions(options: DiffOptions) -> None:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
 
 
-def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effect:
+def _effect(seen: Sides, side: str, by: str | None, *, joint: bool) -> Effect:
     """Query what a changed side makes of the run."""
-    lines = state.frames["steps"].filter(side=side).sort("step", "split")
-    metrics = state.frames["metrics"].filter(side=side).sort("step", "split", maintain_order=True)
+    lines = seen.table("steps").filter(side=side).sort("step", "split")
+    metrics = seen.table("metrics").filter(side=side).sort("step", "split", maintain_order=True)
     (total,) = lines.select(**totals()).to_dicts()
     pairs: dict[StepKey, dict[str, Pair]] = {}
     names: dict[str, list[Pair]] = {}
@@ -159,7 +161,7 @@ def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effe
     )
     parts: tuple[Slice, ...] = per_step if by == "step" else ()
     if by is not None and by != "step":
-        parts = tuple(part_slices(by, state.frames["parts"].filter(side=side), total["steps"]))
+        parts = tuple(part_slices(by, seen.table("parts").filter(side=side), total["steps"]))
     whole = measures(lines.select(**totals()))[0]
     return Effect(
         label=side,

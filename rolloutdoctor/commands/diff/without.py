@@ -32,7 +32,7 @@ class LeftOut:
         afresh: the advantages and denominators of what is left are computed without them; False: they are kept.
     """
 
-    names: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()
     rows: int = 0
     tokens: int = 0
     afresh: bool = False
@@ -56,7 +56,8 @@ class LeftOut:
         assert evaluation.per_token is not None
         rows_N = heaviest(evaluation.tokens.grad_sq_N, self.rows)
         if self.names:
-            named = [not self.names.isdisjoint(names_of(batch, row)) for row in range(len(batch))]
+            names = set(self.names)
+            named = [not names.isdisjoint(names_of(batch, row)) for row in range(len(batch))]
             rows_N |= torch.tensor(named, dtype=torch.bool, device=batch.device)
         return rows_N, heaviest(evaluation.per_token.grad_T.double().square(), self.tokens)
 
@@ -68,7 +69,7 @@ def names_of(batch: RolloutBatch, row: int) -> tuple[str, str]:
     return sample, f"{batch.step}/{group}/{sample}"
 
 
-def read_names(given: tuple[str, ...]) -> frozenset[str]:
+def read_names(given: tuple[str, ...]) -> tuple[str, ...]:
     """Return names of rows: a word, several of them separated by commas, or a file with one on each line.
 
     Raises:
@@ -83,7 +84,7 @@ def read_names(given: tuple[str, ...]) -> frozenset[str]:
             found |= {line.strip() for line in text.splitlines()}
         else:
             found |= {name.strip() for name in word.split(",")}
-    return frozenset(found - {""})
+    return tuple(sorted(found - {""}))
 
 
 def rows_without(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import polars as pl
 
-from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.diff.sides import DiffOptions
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.devices import on_device

@@ -36,8 +36,8 @@ class InTurn:
 
 def measured(command, path, how, count):
     """Do one thing, and print what it took."""
-    from rolloutdoctor.commands.diff.parts import DiffOptions
     from rolloutdoctor.commands.diff.query import diff
+    from rolloutdoctor.commands.diff.sides import DiffOptions
     from rolloutdoctor.commands.export.tokens import RecomputeOptions, recompute
     from rolloutdoctor.engine.check import report_of
     from rolloutdoctor.engine.gathering import measure

@@ -1,7 +1,8 @@
-"""State of `diff` for a part of a run: tables whose concatenation is the same in any order."""
+"""The sides of `diff`, and what is gathered of them: totals of steps, metrics, and the groups that moved most."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import polars as pl
 
@@ -9,22 +10,19 @@ from rolloutdoctor.commands.diff.measures import no_totals, step_totals
 from rolloutdoctor.commands.diff.rows import EMPTY, side_rows, with_changes
 from rolloutdoctor.commands.diff.top_groups import most_moved, no_groups
 from rolloutdoctor.commands.diff.without import LeftOut, rows_without
-from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.breakdown import PARTS
-from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
-from rolloutdoctor.engine.gathering import reading_identity
+from rolloutdoctor.engine.gatherer import Gatherer, Schemas
+from rolloutdoctor.engine.gathering import Gathered
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds, merged_notes
 from rolloutdoctor.engine.needs import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.plan import remedy
-from rolloutdoctor.engine.prepare import run_context
-from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
-from rolloutdoctor.engine.stored import check_columns
+from rolloutdoctor.engine.prepare import PreparedRun, run_context
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
 from rolloutdoctor.evaluation.together import StepsTogether
-from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
@@ -33,7 +31,7 @@ from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.base import counted
-from rolloutdoctor.search.hypotheses.fixes import ChosenFix, compared
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose, compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,107 +60,23 @@ class DiffOptions(ReadOptions):
     without: LeftOut = LeftOut()  # noqa: RUF009  # it is frozen
 
 
-METRICS = pl.DataFrame(
-    schema={"side": pl.String, "step": pl.Int64, "split": pl.String, "metric": pl.String}
-    | {"before": pl.Float64, "after": pl.Float64}
-)
-
-LEFT = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "name": pl.String})
+_ASKED = ("all_fixes", "against", "by", "top", "distribution", "without")
+"""Options that say what is compared, beside the fixes, as plain values."""
 
 
-@dataclass(frozen=True, eq=False)
-class DiffState:
-    """State of `diff` for a part of a run; the states of parts are concatenated.
-
-    Attributes:
-        input: what was read.
-        frames: `steps`: totals of every step and changed side; `parts`: the same of the parts of a step that were asked
-            for; `metrics`: the trainer's metrics of every step, as configured and on each changed side; `moved`: rows
-            of the groups that moved most on the first changed side; `left`: names of the rows that were left out.
-        top: how many groups these are.
-        failed: reason to the steps that could not be evaluated.
-        merged: groups that are one to the trainer.
-        figure: the advantages, or None.
-    """
-
-    input: InputSummary
-    frames: Mapping[str, pl.DataFrame]
-    top: int
-    failed: dict[str, list[int]]
-    merged: MergedCount
-    figure: AdvantagesData | None
-
-    def __add__(self, other: "DiffState") -> "DiffState":
-        figures = [each for each in (self.figure, other.figure) if each is not None]
-        reasons = {**self.failed, **other.failed}
-        frames = {name: pl.concat([frame, other.frames[name]]) for name, frame in self.frames.items()}
-        return DiffState(
-            self.input + other.input,
-            frames | {"moved": most_moved(frames["moved"], self.top)},
-            top=self.top,
-            failed={why: [*self.failed.get(why, []), *other.failed.get(why, [])] for why in reasons},
-            merged=self.merged + other.merged,
-            figure=sum(figures[1:], figures[0]) if figures else None,
-        )
-
-    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "DiffState":
-        """Return the same with other frames.
-
-        Raises:
-            ValueError: if one lacks a column that it must have, or has one of another type.
-        """
-        for name, frame in frames.items():
-            check_columns(name, frame, _FRAMES[name]().schema, {})
-        return replace(self, frames=frames)
-
-    def notes(self) -> list[str]:
-        """Return the steps that could not be evaluated, with the reason, and the groups that are one to the trainer."""
-        failures = [
-            f"{counted(len(steps), 'step')} could not be evaluated, the first is step {min(steps)}: {why}"
-            for why, steps in sorted(self.failed.items())
-        ]
-        return failures + merged_notes(self.merged)
+def asked_of(options: DiffOptions) -> Sequence[object]:
+    """Return what is compared as plain values, which `sides_in` takes."""
+    return (tuple(fix.label for fix in options.fixes), *(getattr(options, name) for name in _ASKED))
 
 
-_FRAMES: Mapping[str, Callable[[], pl.DataFrame]] = {
-    "steps": no_totals,
-    "parts": no_totals,
-    "metrics": METRICS.clone,
-    "moved": no_groups,
-    "left": LEFT.clone,
-}
-"""Frame of a state to an empty one."""
-
-
-@dataclass(frozen=True)
-class DiffWork(Work[DiffState]):
-    """Compares the sides of a part.
-
-    Attributes:
-        options: of the comparison, with what was identified in the whole run; the steps are those of the part.
-    """
-
-    options: DiffOptions
-    kind = DiffState
-
-    def measure(self, part: Part, progress: Progress | None) -> DiffState:
-        """Compare with what is known of the whole run."""
-        run, options = part.run, replace(self.options, steps=part.steps)
-        configured = need_trainer(configure(run.metadata, options.trainer, options.layers), run)
-        metrics = comparable(run.metrics, configured)
-        sides = sides_of(run, configured, options)
-        columns, _ = columns_of(run, metrics, configured, sides, options.fixes)
-        seen = _Sides(configured, options, sides, columns)
-        run_file_steps(run, [seen], options, metrics, progress)
-        return seen.state()
-
-    def identity(self) -> str:
-        """The changes, and every option that says how to read."""
-        options = self.options
-        fixes = [fix.label for fix in options.fixes]
-        without = (sorted(options.without.names), options.without.label, options.without.afresh)
-        more = (options.by, options.top, options.distribution, options.all_fixes, without)
-        return repr(("diff", fixes, tuple(options.against), more, reading_identity(options)))
+def sides_in(ready: PreparedRun, fixes: Sequence[str], *asked: object) -> "tuple[Sides]":
+    """Return what gathers the sides of a run; see `gather` and `asked_of`."""
+    given: dict[str, Any] = dict(zip(_ASKED, asked, strict=True))
+    options = DiffOptions(**ready.options.reading, fixes=tuple(map(choose, fixes)), **given)
+    configured = need_trainer(ready.configured, ready.run)
+    sides = sides_of(ready.run, configured, options)
+    columns, _ = columns_of(ready.run, ready.metrics, configured, sides, options.fixes)
+    return (Sides(configured, options, sides, columns),)
 
 
 def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str, Objective]:
@@ -239,8 +153,27 @@ _MOST_ROWS = 2**16
 """Rows that wait before they are added up."""
 
 
-class _Sides(StepConsumer):
-    """All sides of a comparison, step by step."""
+class Sides(Gatherer):
+    """All sides of a comparison, step by step.
+
+    Its tables are `steps`: totals of every step and changed side; `parts`: the same of the parts of a step that were
+    asked for; `metrics`: the trainer's metrics of every step, as configured and on each changed side; `moved`: rows of
+    the groups that moved most on the first changed side; `left`: names of the rows that were left out; `seen`: what
+    each step holds, and why it could not be evaluated; `merged`: groups that are one to the trainer.
+    """
+
+    schemas: ClassVar[Schemas] = {
+        "metrics": {
+            **{"side": pl.String(), "step": pl.Int64(), "split": pl.String(), "metric": pl.String()},
+            **{"before": pl.Float64(), "after": pl.Float64()},
+        },
+        "left": {"step": pl.Int64(), "split": pl.String(), "name": pl.String()},
+        "seen": {
+            **{"step": pl.Int64(), "split": pl.String(), "rows": pl.Int64(), "groups": pl.Int64()},
+            **{"tokens": pl.Int64(), "failure": pl.String()},
+        },
+        "merged": {"step": pl.Int64(), "split": pl.String(), "groups": pl.Int64(), "names": pl.String()},
+    }
 
     def __init__(
         self,
@@ -249,11 +182,11 @@ class _Sides(StepConsumer):
         sides: Mapping[str, Objective],
         columns: frozenset[str],
     ) -> None:
+        super().__init__()
         self.columns, self.objectives, self.split = columns, sides, options.split
         self._sides = [label for label in sides if label != AS_CONFIGURED]
         self._apart = apart_of(configured, options)
         self._figure = AdvantagesFigure(self._sides[0]) if options.distribution else None
-        self.input = InputSummary()
         self._configured, self._options = configured, options
         self._by = PARTS.get(options.by or "step", ())
         # Of what a row is a part, where that is a number; and whether names are asked for.
@@ -262,9 +195,11 @@ class _Sides(StepConsumer):
         self._rows = [EMPTY]
         self._metrics: list[tuple[object, ...]] = []
         self._left: list[tuple[object, ...]] = []
-        self._steps, self._parts, self._moved = no_totals(), no_totals(), no_groups()
-        self._failed: dict[str, list[int]] = {}
         self._merged = MergedIds(sides.values())
+        # All columns are there, also where no step is.
+        for name in ("steps", "parts"):
+            self.keep(name, no_totals())
+        self.keep("moved", no_groups())
         if options.without:
             self.per_token = frozenset({AS_CONFIGURED})
 
@@ -288,12 +223,14 @@ class _Sides(StepConsumer):
 
     def _counted(self, step: EvaluatedStep) -> bool:
         """Count a step; True if it was evaluated."""
-        batch = step.batch
-        self.input += InputSummary(len(batch), 1, 0 if batch.groups is None else len(batch.groups), batch.tokens)
+        batch, groups = step.batch, step.batch.groups
+        sizes = {"rows": len(batch), "groups": 0 if groups is None else len(groups), "tokens": batch.tokens}
+        self.line("seen", step=batch.step, split=batch.split, **sizes, failure=step.failure)
         if step.failure is not None:
-            self._failed.setdefault(step.failure, []).append(batch.step)
             return False
-        self._merged.add(batch)
+        merged = self._merged.of(batch)
+        if merged.first is not None:
+            self.line("merged", step=batch.step, split=batch.split, groups=merged.groups, names=merged.first[1])
         if self._figure is not None and batch.has("response_mask"):
             self._figure.add(step)
         return True
@@ -352,29 +289,63 @@ class _Sides(StepConsumer):
         self._left += [(*batch.key, name) for name in names]
 
     def _add_up(self) -> None:
+        if self._metrics:
+            self.keep("metrics", pl.DataFrame(self._metrics, self.schemas["metrics"], orient="row"))
+        if self._left:
+            self.keep("left", pl.DataFrame(self._left, self.schemas["left"], orient="row"))
         rows = pl.concat(self._rows, how="diagonal_relaxed")
-        self._rows = [EMPTY]
-        self._steps = pl.concat([self._steps, step_totals(rows)])
+        self._metrics, self._left, self._rows = [], [], [EMPTY]
+        if rows.is_empty():
+            return
+        self.keep("steps", step_totals(rows))
         if self._by:
-            self._parts = pl.concat([self._parts, step_totals(rows, self._by)], how="diagonal")
+            self.keep("parts", step_totals(rows, self._by))
         if self._options.top:
             found = most_moved(with_changes(rows.filter(side=self._sides[0])), self._options.top)
-            self._moved = most_moved(pl.concat([self._moved, found], how="diagonal"), self._options.top)
+            self._tables["moved"] = [self._most_moved(pl.concat([*self._tables["moved"], found], how="diagonal"))]
 
-    def state(self) -> DiffState:
-        """Return what was gathered."""
+    def _most_moved(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return most_moved(rows, self._options.top).select(no_groups().columns)
+
+    def table(self, name: str) -> pl.DataFrame:
+        """See `Gatherer`."""
         self._add_up()
-        return DiffState(
-            self.input,
-            {
-                "steps": self._steps,
-                "parts": self._parts,
-                "metrics": pl.DataFrame(self._metrics, METRICS.schema, orient="row"),
-                "moved": self._moved.select(no_groups().columns),
-                "left": pl.DataFrame(self._left, LEFT.schema, orient="row"),
-            },
-            self._options.top,
-            self._failed,
-            self._merged.count,
-            None if self._figure is None else self._figure.data(),
-        )
+        return super().table(name)
+
+    def gathered(self) -> Gathered:
+        """See `Gatherer`."""
+        self._add_up()
+        figures = {} if self._figure is None else {"": self._figure.data()}
+        return replace(super().gathered(), advantages=figures)
+
+    def take(self, gathered: Gathered) -> None:
+        """See `Gatherer`."""
+        super().take(gathered)
+        self._tables["moved"] = [self._most_moved(self.table("moved"))]
+        if self._figure is not None:
+            self._figure.take(gathered)
+
+    @property
+    def advantages(self) -> AdvantagesData | None:
+        """The advantages, before and after; None where nobody asked for them."""
+        return None if self._figure is None else self._figure.data()
+
+    @property
+    def input(self) -> InputSummary:
+        """What was read."""
+        seen = self.table("seen")
+        rows, groups, tokens = seen.select(pl.sum("rows", "groups", "tokens")).row(0)
+        return InputSummary(rows, len(seen), groups, tokens)
+
+    def notes(self) -> list[str]:
+        """Return the steps that could not be evaluated, with the reason, and the groups that are one to the trainer."""
+        failed = self.table("seen").drop_nulls("failure").group_by("failure").agg(pl.len(), pl.min("step"))
+        failures = [
+            f"{counted(count, 'step')} could not be evaluated, the first is step {first}: {why}"
+            for why, count, first in failed.sort("failure").iter_rows()
+        ]
+        merged = [
+            MergedCount(groups, (StepKey(step, split), names))
+            for step, split, groups, names in self.table("merged").iter_rows()
+        ]
+        return failures + merged_notes(sum(merged, MergedCount()))
