@@ -48,14 +48,14 @@ BOOK, PAGES = "explain", "commands.explain.book:explained"
 """The command that needs no option parser, and what makes its pages."""
 
 PICTURES = {
-    "overview": "pictures.gather.steps:OverviewFigure",
+    "overview": "pictures.gather.overview:OverviewFigure",
     "audit": "pictures.gather.audit:AuditFigure",
     "rewards": "pictures.gather.rewards:RewardsFigure",
-    "advantages": "pictures.gather.steps:AdvantagesFigure",
-    "kl": "pictures.gather.steps:KlFigure",
-    "baseline": "pictures.gather.steps:BaselineFigure",
+    "advantages": "pictures.gather.advantages:AdvantagesFigure",
+    "kl": "pictures.gather.kl:KlFigure",
+    "baseline": "pictures.gather.baseline:BaselineFigure",
     "loss": "pictures.gather.loss:LossFigure",
-    "gradient": "pictures.gather.steps:GradientFigure",
+    "gradient": "pictures.gather.gradient:GradientFigure",
     "ratio": "pictures.gather.ratio:RatioFigure",
     "mismatch": "pictures.gather.tokens:MismatchFigure",
     "lengths": "pictures.gather.lengths:LengthsFigure",

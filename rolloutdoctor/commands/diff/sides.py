@@ -26,7 +26,7 @@ from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
-from rolloutdoctor.pictures.gather.steps import AdvantagesFigure
+from rolloutdoctor.pictures.gather.advantages import AdvantagesFigure
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.findings import InputSummary

@@ -15,8 +15,8 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.pictures.gather.base import FigureAccumulator, label_of
 from rolloutdoctor.pictures.gather.marks import marked
-from rolloutdoctor.pictures.gather.steps import FigureAccumulator, label_of
 from rolloutdoctor.plugins import own
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.figures import Gallery, PictureData, known_kind

@@ -19,7 +19,7 @@ from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, advantage_columns, metric_columns
 from rolloutdoctor.objective.stages import STAGES
-from rolloutdoctor.pictures.gather.steps import FigureAccumulator
+from rolloutdoctor.pictures.gather.base import FigureAccumulator
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AuditData, AuditedQuantity
 from rolloutdoctor.rules.base import Context

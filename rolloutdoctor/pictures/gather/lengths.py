@@ -9,7 +9,7 @@ from rolloutdoctor.engine.gatherer import Schemas
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.ops.histogram import histogram
-from rolloutdoctor.pictures.gather.steps import FigureAccumulator, columns_of
+from rolloutdoctor.pictures.gather.base import FigureAccumulator, columns_of
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import LengthsData
 from rolloutdoctor.results.histograms import Histogram

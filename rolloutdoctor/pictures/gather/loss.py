@@ -3,7 +3,7 @@
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator
+from rolloutdoctor.pictures.gather.base import LINES, FigureAccumulator
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import LossData
 from rolloutdoctor.rules.base import Context

@@ -10,7 +10,7 @@ from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import elementwise as el
-from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator, carrying
+from rolloutdoctor.pictures.gather.base import LINES, FigureAccumulator, carrying
 from rolloutdoctor.results.figures import RatioData
 from rolloutdoctor.rules.base import Context
 

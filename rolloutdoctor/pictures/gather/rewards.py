@@ -6,7 +6,7 @@ import polars as pl
 
 from rolloutdoctor.engine.gatherer import Schemas
 from rolloutdoctor.engine.run_steps import EvaluatedStep
-from rolloutdoctor.pictures.gather.steps import FigureAccumulator, columns_of
+from rolloutdoctor.pictures.gather.base import FigureAccumulator, columns_of
 from rolloutdoctor.results.figures import RewardsData, RewardSeries
 from rolloutdoctor.rules.base import Context
 

@@ -16,8 +16,8 @@ from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.ops.elementwise import is_above
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.version_stamps import lags_of
+from rolloutdoctor.pictures.gather.base import LINES, FigureAccumulator
 from rolloutdoctor.pictures.gather.marks import MARKING
-from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator
 from rolloutdoctor.results.figures import MismatchData, Spread
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.measures.every_nth import every_nth
