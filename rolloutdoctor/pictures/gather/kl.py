@@ -10,7 +10,7 @@ from rolloutdoctor.pictures.gather.base import LINES, FigureAccumulator, carryin
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import KlData
 from rolloutdoctor.rules.base import Context
-from rolloutdoctor.rules.metrics.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.metrics.logged_kl import logged_kl
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -58,7 +58,7 @@ class KlFigure(FigureAccumulator):
             return
         name = next((name for name in known if name in step.logged), known[0])
         view = StepView(batch, step.logged, trainer, evaluations=step.evaluations, dtype=step.dtype)
-        seen = KlMetricCorrupted().measure_step(view)
+        seen = logged_kl(view)
         fixed = None if self.fix is None else trainer.metrics(step.evaluations[self.fix]).get(name)
         logged, inverted = seen.get("logged", step.logged.get(name)), seen.get("inverted")
         self.line(LINES, steps=batch.step, logged=logged, recomputed=recomputed[name], inverted=inverted, after=fixed)

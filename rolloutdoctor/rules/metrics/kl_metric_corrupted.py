@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isnan
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -16,17 +16,11 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, devia
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rolloutdoctor.rules.step import StepView
 
 OF_KL = ("logged", "recomputed", "gap", "fits_kl", "beside_loss")
 OF_BUFFER = ("buffer", "differs", "fits_reward", "buffer_gap", "reward_part", "kl_part", "inverted")
 OF_TOKENS = ("tokens", "fit_reward", "telling", "telling_fit_kl", "telling_fit_reward")
-
-
-def _fits(logged: float, predicted: float, radius: float) -> bool:
-    return (isnan(logged) and isnan(predicted)) or abs(logged - predicted) <= radius
 
 
 def _overwrites(context: Context) -> bool:
@@ -40,16 +34,6 @@ def _is_explained(context: Context) -> bool:
     """True if a cause other than the reward buffer explains a logged KL."""
     names = {"kl"} if context.trainer is None else {"kl", *context.trainer.log.kl}
     return any(names & {*cause.explains} for causes in context.causes.values() for cause in causes)
-
-
-def _is_beside_loss(step: "StepView", gap: float) -> bool:
-    """True if the logged loss agrees, which a KL that is off by a gap would have moved beyond its radius."""
-    evaluation, trainer = step.evaluation, step.trainer
-    term = None if evaluation is None else evaluation.objective.kl_loss
-    if term is None or trainer is None:
-        return False
-    losses = [tally for name, tally in step.audit.items() if trainer.log.kind_of(name) == "loss" and tally.compared]
-    return any(not tally.disagree and abs(term.coef) * gap > 2 * tally.radius for tally in losses)
 
 
 @dataclass(frozen=True)
@@ -138,69 +122,10 @@ class KlMetricCorrupted(TableRule):
         )
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """The step's logged KL and what it could be, and how the stored tokens compare; nothing if none is usable."""
-        from rolloutdoctor.audit.step import quantity_of
+        """See `logged_kl`."""
+        from rolloutdoctor.rules.metrics.logged_kl import logged_kl
 
-        evaluation, trainer = step.evaluation, step.trainer
-        if evaluation is None or trainer is None or not len(step.batch):
-            return {}
-        found = self._stored(step)
-        tokens = evaluation.tokens
-        if "recomputed" in found or tokens is None or bool((tokens.layout.steps_N > 1).any()):
-            return found
-        recomputed = step.metrics
-        for name in trainer.log.kl:
-            if name in step.logged and name in recomputed:
-                logged, true = step.logged[name], recomputed[name]
-                gap, fits = abs(logged - true), _fits(logged, true, step.radius(name, true))
-                # Where the audit doubts that the two are of the same tokens, nothing is proven.
-                audited = step.audit.get(quantity_of(step.batch, name))
-                is_off = not fits and audited is not None and audited.disagree > 0
-                beside = trainer.log.kind_of(name) in ("kl", "kl_loss") and is_off and _is_beside_loss(step, gap)
-                return {**found, **dict(zip(OF_KL, (logged, true, gap, fits, beside), strict=True))}
-        return found
-
-    def _stored(self, step: "StepView") -> Mapping[str, float | None]:
-        """The metric and the tokens of a stored KL: the copy and the reward buffer predict different values."""
-        evaluation, batch = step.evaluation, step.batch
-        metric = None if step.trainer is None else step.trainer.stored_kl
-        assert evaluation is not None
-        objective = evaluation.objective
-        kl_T = step.stored_kl(objective, KlBuffer.COPY)
-        buffer_T = step.stored_kl(objective, KlBuffer.REWARD)
-        if kl_T is None or buffer_T is None:
-            return {}
-        found = self._tokens(step, kl_T, buffer_T) if "kl" in batch.per_token else {}
-        if objective.kl_reward is None or metric is None or not batch.tokens:
-            return found
-        logged = step.logged.get(metric.metric) if objective.context_slices == 1 else None
-        if logged is None and "kl" in batch.per_token:
-            logged = metric.reduce(batch, batch.column("kl"))
-        true, buffer, coef = metric.reduce(batch, kl_T), metric.reduce(batch, buffer_T), objective.kl_reward.coef
-        radius, buffer_radius = step.stored_mean_radius(kl_T), step.stored_mean_radius(buffer_T)
-        if logged is None:
-            if objective.kl_buffer is not KlBuffer.REWARD:
-                return found
-            differs = not _fits(buffer, true, radius + buffer_radius)
-            return {**found, "recomputed": true, "buffer": buffer, "differs": differs}
-        fits_kl = _fits(logged, true, radius)
-        found = {**found, "logged": logged, "recomputed": true, "gap": abs(logged - true), "fits_kl": fits_kl}
-        if fits_kl or not _fits(logged, buffer, buffer_radius):
-            return found
-        part = buffer + coef * true
-        parts = {"fits_reward": True, "buffer_gap": abs(logged - buffer), "reward_part": part, "kl_part": coef * true}
-        return {**found, **parts, "inverted": (part - logged) / coef if coef > 0 else None}
-
-    def _tokens(self, step: "StepView", kl_T: "Tensor", buffer_T: "Tensor") -> dict[str, float]:
-        """Stored token values against the copy and the reward buffer."""
-        stored_T = step.batch.column("kl")
-        kl_radius_T, buffer_radius_T = step.stored_radius(kl_T), step.stored_radius(buffer_T)
-        fits_kl_T = (stored_T.double() - kl_T.double()).abs() <= kl_radius_T
-        fits_reward_T = (stored_T.double() - buffer_T.double()).abs() <= buffer_radius_T
-        # Where the KL is about 0 both predict the same, and the token tells nothing.
-        telling_T = (kl_T.double() - buffer_T.double()).abs() > kl_radius_T + buffer_radius_T
-        counts = fits_reward_T, telling_T, fits_kl_T & telling_T, fits_reward_T & telling_T
-        return dict(zip(OF_TOKENS, (step.batch.tokens, *(int(x_T.sum()) for x_T in counts)), strict=True))
+        return logged_kl(step)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with a KL that could be compared, or whose metric would be the reward buffer."""
