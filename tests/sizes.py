@@ -62,7 +62,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "rules/gradients/zero_std_kl.py": (340, "gradients by log-prob and by logit, and the logged norm beside them"),
     "rules/integrity/all_truncated.py": (310, "from the rows, or from the log alone: two queries"),
     "rules/integrity/duplicate_responses.py": (
-        490,
+        410,
         "copies in a group, across groups and after a prompt that recurs, each with its own chance",
     ),
     "rules/integrity/logprob_shift.py": (290, "three pairs of columns and the padding, with limits of two kinds"),

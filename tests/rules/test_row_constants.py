@@ -254,7 +254,7 @@ BOUNDARIES = [
     ),
     RowBoundary(
         "RDI009",
-        "integrity.duplicate_responses.BEYOND",
+        "measures.shared_prefixes.BEYOND",
         branched(49.5),
         branched(50.5),
         ("clean", "warning: .* begin like"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -11,6 +11,8 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.measures.copy_chance import binned, copy_chance, nats_beyond_chance, pairs_of
+from rolloutdoctor.rules.measures.shared_prefixes import BEYOND, LENGTHS, is_first, shared_prefixes
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest, with_sums
 
 if TYPE_CHECKING:
@@ -21,17 +23,11 @@ if TYPE_CHECKING:
 SAMPLER = ("rollout_log_probs", "old_log_probs", "policy_log_probs")
 """Log-probs that say how likely a response was, best first."""
 
-BEYOND = 50
-"""Nats of a prefix from which on no two responses share it by chance: of 10^8 pairs, at seven lengths, 1e-13."""
-
 PREFIXES = 64
 """Prefixes of a run that are compared across steps."""
 
 SAMPLE = 256
 """Responses of a run that are compared across steps."""
-
-LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
-"""Tokens of the prefixes that are compared."""
 
 FOLLOWED = 128
 """Those of the prefixes that are compared across steps."""
@@ -143,26 +139,24 @@ class DuplicateResponses(TableRule):
                 nats=(-pl.col("log_prob")).clip(lower_bound=0).fill_null(0.0),
                 size=pl.len().over(GROUP).cast(pl.Float64),
                 copies=pl.len().over(KIND),
-                is_copy=~_is_first(KIND),
-                is_across=_is_first(KIND) & ~_is_first(RESPONSE),
+                is_copy=~is_first(KIND),
+                is_across=is_first(KIND) & ~is_first(RESPONSE),
                 in_groups=pl.n_unique("group").over(RESPONSE),
             )
             .with_columns(
-                is_group=_is_first(GROUP) & (size > 1),
+                is_group=is_first(GROUP) & (size > 1),
                 is_kept=(copies > 1) | (pl.col("in_groups") > 1),
-                pairs=pl.when(_is_first(GROUP)).then(_pairs(size)),
-                all_pairs=pl.when(_is_first(STEP_KEY)).then(_pairs(pl.len().over(STEP_KEY))),
+                pairs=pl.when(is_first(GROUP)).then(pairs_of(size)),
+                all_pairs=pl.when(is_first(STEP_KEY)).then(pairs_of(pl.len().over(STEP_KEY))),
                 alike=(copies == size).all().over(GROUP),
                 lost=1 - (1 - copies.sum().over(GROUP) / size**2) / (1 - 1 / size),
-                chance=pl.when("told").then(_copy_chance((-nats).exp(), size)).otherwise(0.0),
+                chance=pl.when("told").then(copy_chance((-nats).exp(), size)).otherwise(0.0),
                 unlikely=pl.when((copies > 1) | (pl.col("in_groups") > 1)).then(nats).otherwise(0.0),
-                copy_nats=_binned(nats.min().over(KIND)),
-                across_nats=_binned(nats.min().over(RESPONSE)),
+                copy_nats=binned(nats.min().over(KIND)),
+                across_nats=binned(nats.min().over(RESPONSE)),
             )
         )
-        lines = rows.join(
-            _shared_prefixes(rows), on=(*STEP_KEY, "row"), how="left", maintain_order="left"
-        ).with_columns(
+        lines = rows.join(shared_prefixes(rows), on=(*STEP_KEY, "row"), how="left", maintain_order="left").with_columns(
             full=(size > 1).cast(pl.Int64),
             groups=pl.col("is_group").cast(pl.Int64),
             groups_alike=(pl.col("is_group") & pl.col("alike")).cast(pl.Int64),
@@ -183,11 +177,13 @@ class DuplicateResponses(TableRule):
         rows, times = run.rows.filter(pl.col("sample").is_null() & pl.col("beginning").is_null()), pl.col("values")
         inside, across = rows.filter("is_copy")["copy_nats"], rows.filter("is_across")["across_nats"]
         pairs, all_pairs = rows.select(pl.sum("pairs", "all_pairs")).row(0)
-        again = _again(run.rows.drop_nulls("sample"), "sample", SAMPLE).filter(pl.col("nats") > self._least(all_pairs))
+        least = self._least(all_pairs)
+        again = _again(run.rows.drop_nulls("sample"), "sample", SAMPLE).filter(pl.col("nats") > least)
         begins = _again(run.rows.drop_nulls("beginning"), "beginning", PREFIXES)
         lines = rows.with_columns(
-            impossible=pl.col("is_copy") & (pl.col("copy_nats") >= self._from(inside, pairs, all_pairs)),
-            impossible_across=pl.col("is_across") & (pl.col("across_nats") >= self._from(across, all_pairs, all_pairs)),
+            impossible=pl.col("is_copy") & (pl.col("copy_nats") >= nats_beyond_chance(inside, pairs, least)),
+            impossible_across=pl.col("is_across")
+            & (pl.col("across_nats") >= nats_beyond_chance(across, all_pairs, least)),
         )
         found = again.select(*STEP_KEY, resampled=times > 1, replayed=times == 1)
         return pl.concat([lines, found, begins.select(*STEP_KEY, prefix_again=times > 1)], how="diagonal")
@@ -231,25 +227,6 @@ class DuplicateResponses(TableRule):
     def _least(self, all_pairs: float) -> float:
         """Nats beyond which no copy is chance, however many pairs were compared."""
         return self.nats + log(max(all_pairs, 1.0))
-
-    def _from(self, copies: pl.Series, pairs: float, all_pairs: float) -> float:
-        """Nats from which on copies are beyond chance: each of them, or as many as there are of so many nats.
-
-        A row repeats an earlier one with a chance of at most exp(-nats), so that copies of such responses are bounded
-        by a sum of independent draws with mean pairs x exp(-nats), and its upper tail by Chernoff.
-
-        Args:
-            copies: nats of each.
-            pairs: that were compared.
-            all_pairs: of rows in a step.
-        """
-        least = self._least(all_pairs)
-        # A sampler that is sharper than the recorded log-probs say has copies of fewer nats.
-        for nats in copies.filter((copies >= least / 2) & (copies < least)).unique().sort():
-            count, mean = int((copies >= nats).sum()), max(pairs, 1.0) * exp(-nats)
-            if count * log(count / mean) - count + mean > least:
-                return float(nats)
-        return least
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Nothing to compare, or copies of which nothing says how likely they were."""
@@ -388,71 +365,11 @@ def _sizes(run: Measured) -> str:
     return f"{sizes[0]} different responses per group of {sizes[1]}"
 
 
-def _pairs(size: pl.Expr) -> pl.Expr:
-    """Pairs of so many rows."""
-    return size * (size - 1.0) / 2
-
-
-def _is_first(keys: tuple[str, ...]) -> pl.Expr:
-    """The first row of some keys."""
-    return pl.struct(keys).is_first_distinct()
-
-
 def _other(keys: tuple[str, ...]) -> pl.Expr:
     """Name of the first other row with the same keys."""
     name = pl.col("sample_id")
     second = name.slice(1, 1).first().over(keys)
-    return pl.when(_is_first(keys)).then(second).otherwise(name.first().over(keys))
-
-
-def _binned(nats: pl.Expr) -> pl.Expr:
-    """Nats to the lower end of their bin of two; all from 400 on are one."""
-    return (nats.clip(upper_bound=400.0) / 2).floor() * 2
-
-
-def _copy_chance(prob: pl.Expr, size: pl.Expr) -> pl.Expr:
-    """Chance that a row repeats an earlier row of its group, from the probability of its response.
-
-    Of a response with probability p, n draws hold n p on average and one or more with 1 - (1 - p)^n; what is beyond
-    the first is copies. Each of the n p rows stands for its share of them.
-    """
-    # expm1(2 x) = 2 sinh(x) exp(x)
-    half = ((size * (-prob).log1p()) / 2).clip(lower_bound=-300.0)
-    exact = 1 + 2 * half.sinh() * half.exp() / (size * prob)
-    return pl.when(prob < 1e-6).then((size - 1) * prob / 2).otherwise(exact)
-
-
-def _shared_prefixes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows that share an unlikely prefix with a different response of their prompt.
-
-    A prefix that groups of different prompts share was forced, and is no copy. The shortest unlikely prefix that a row
-    shares says with whom: longer ones gather fewer rows. A response that is there several times counts once.
-    """
-    # Rows that share a prefix share its beginning: mostly there are none.
-    short = (*STEP_KEY, f"prefix_{LENGTHS[0]}")
-    some = rows.filter(pl.col("tokens") > LENGTHS[0]).filter(pl.len().over(short) > 1)
-    each = pl.concat(
-        some.filter(pl.col("tokens") > length, pl.col(f"nats_{length}") >= BEYOND).select(
-            *(*STEP_KEY, "row", "group", "response", "seed"),
-            length=pl.lit(length),
-            prefix=f"prefix_{length}",
-            nats=f"nats_{length}",
-        )
-        for length in LENGTHS
-    )
-    key = (*STEP_KEY, "length", "prefix")
-    of_group, of_response = (*key, "group"), (*key, "group", "response")
-    return (
-        each.filter(pl.n_unique("seed").over(key) == 1, pl.n_unique("response").over(key) > 1)
-        .group_by(*STEP_KEY, "row", maintain_order=True)
-        .agg(pl.first("group", "response", "length", "prefix"), longest=pl.max("length"), shared_nats=pl.max("nats"))
-        .sort(*STEP_KEY, "row")
-        .select(
-            *(*STEP_KEY, "row", "longest", "shared_nats"),
-            prefixed=_is_first(of_response) & ~_is_first(of_group),
-            prefixed_across=_is_first(of_group) & ~_is_first(key),
-        )
-    )
+    return pl.when(is_first(keys)).then(second).otherwise(name.first().over(keys))
 
 
 def _followed(lines: pl.DataFrame) -> list[pl.DataFrame]:
