@@ -23,7 +23,7 @@ NOT_ALONE = {"__init__.py", "base.py", "boundaries.py", "table.py", "style.py"}
 EXCEPTIONS: dict[str, tuple[int, str]] = {
     "commands/check": (1300, "one run, several, each, a list of places, a baseline: a file for each way of asking"),
     "commands/compare": (1000, "profiles of two runs, their rows and their words are three tables with a file each"),
-    "commands/diff": (1950, "fixes, options, parts and left-out rows are four comparisons over one loop"),
+    "commands/diff": (1930, "fixes, options, parts and left-out rows are four comparisons over one loop"),
     "commands/explain": (1250, "a file for each kind of page: rules, fixes, causes, metrics, terms, trainers"),
     "commands/export": (1300, "tables, tokens and steps of tokens have writers of their own"),
     "commands/follow": (1600, "a file for each source that grows: run files, dumps, journals, logs"),
