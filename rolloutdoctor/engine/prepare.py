@@ -172,6 +172,7 @@ def whole_context(
         made_by=(metadata.trainer, metadata.trainer_version),
         world_size=metadata.world_size,
         counted_steps=metrics.counted_steps,
+        environment=metrics.environment,
         total_steps=metadata.total_steps,
         missing_ranks=metadata.missing_ranks,
     )

@@ -35,10 +35,12 @@ class LoggedMetrics:
         lines: steps of training at which something was logged.
         total_steps: optimizer steps that the run was planned for; None if its log does not say.
         counted_steps: whether the lines of the log say no step, so that they are numbered from 1.
+        environment: of Gymnasium that the text of the log names; empty if it names none.
     """
 
     total_steps: int | None = None
     counted_steps: bool = False
+    environment: str = ""
 
     def __init__(
         self,
@@ -244,6 +246,21 @@ def joined(tables: Sequence[LoggedMetrics]) -> LoggedMetrics:
         if either:
             digits[name] = tuple(dict.fromkeys(either))
     return LoggedMetrics(values, digits=digits)
+
+
+def without_excerpts(tables: Sequence[LoggedMetrics]) -> list[LoggedMetrics]:
+    """Return several logs, each without the metrics that another has at all its steps and at more, as a console has."""
+    steps = [
+        {name: {key for key in table.steps() if name in table.at(key)} for name in table.names()} for table in tables
+    ]
+    found = []
+    for table, own in zip(tables, steps, strict=True):
+        lesser = {name for name in own if any(own[name] < other.get(name, set()) for other in steps)}
+        values = {
+            key: {name: value for name, value in table.at(key).items() if name not in lesser} for key in table.steps()
+        }
+        found.append(LoggedMetrics(values) if lesser else table)
+    return found
 
 
 def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:

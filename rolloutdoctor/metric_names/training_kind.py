@@ -17,7 +17,7 @@ RL, DISTILLATION, SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUA
     "preference or reward-model training",
     "reward-model training",
     "language-model training",
-    "reinforcement learning of no language model (Stable-Baselines3)",
+    "reinforcement learning of no language model",
 )
 NOT_CHECKED = frozenset({SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC})
 """Kinds of which no rule knows anything."""
@@ -32,8 +32,22 @@ _PAIRS = (
 )
 _ODDS = ("log_odds_ratio", "log_odds_chosen", "odds_ratio_loss")
 _OF_REWARD_MODEL = ("margin", "min_reward", "max_reward", "mean_reward", "accuracy")
-_OF_EPISODES = frozenset({"ep_rew_mean", "ep_len_mean"})
-"""What Stable-Baselines3 logs of the episodes of an environment."""
+_OF_EPISODES = frozenset(
+    {"ep_rew_mean", "ep_len_mean", "exploration_rate", "episodic_return", "episodic_length", "td_loss", "q_values"}
+    | {"episode_reward_mean", "episode_len_mean", "num_env_steps_sampled"}
+)
+"""What Stable-Baselines3, CleanRL and RLlib log of the episodes of an environment."""
+_OF_EXPLORATION = frozenset({"episode", "epsilon"})
+"""What a loop of Q-learning logs; its epsilon is a share of random actions."""
+_OF_TEXT = frozenset(
+    {"kl", "response_kl", "response_length", "truncated_share", "tokens", "tokens_seen", "turns", "tool_calls"}
+)
+"""Quantities that a language model has."""
+_ENVIRONMENT = re.compile(
+    r"\b(?:CartPole|MountainCar|LunarLander|Acrobot|Pendulum|BipedalWalker|HalfCheetah|Hopper|Walker2d|Ant|Humanoid|Swimmer"
+    r"|Reacher|FrozenLake|CliffWalking|Taxi|Blackjack|ALE/\w{3,20}|[A-Z]\w{2,20}NoFrameskip)(?:Continuous)?-v[0-9]\b"
+)
+"""Environments of Gymnasium, by the names that it registers."""
 _OF_TOKENS = frozenset({"mean_token_accuracy", "token_acc"})
 """The share of tokens that are the most probable, as TRL's and ms-swift's supervised fine-tuning log it."""
 _FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
@@ -45,9 +59,20 @@ _OF_POLICY = re.compile(
 _DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill(ation)?)($|/|_(loss|kl))")
 
 
-def training_kind(names: Collection[str]) -> str:
+def environment_in(line: str) -> str:
+    """Return the environment of Gymnasium that a line of text names; empty if it names none.
+
+    >>> environment_in("env: CartPole-v1, seed 1"), environment_in("Llama-v2")
+    ('CartPole-v1', '')
+    """
+    found = _ENVIRONMENT.search(line) if "-v" in line else None
+    return "" if found is None else found[0]
+
+
+def training_kind(names: Collection[str], environment: str = "") -> str:
     """Return the kind of training of a log; reinforcement learning where nothing says another.
 
+    An environment of Gymnasium that the text of the log names tells what nothing of a language model is logged of.
     Trackers put a prefix before a name (``train/rewards/chosen``), which is left out.
 
     >>> training_kind(["loss", "rewards/chosen", "rewards/rejected"]), training_kind(["reward", "teacher_kl"])
@@ -61,7 +86,7 @@ def training_kind(names: Collection[str]) -> str:
     >>> training_kind(["loss", "accuracy", "lr", "percentage"]), training_kind(["loss", "accuracy", "lr"])
     ('preference or reward-model training', 'reinforcement learning')
     >>> training_kind(["rollout/ep_rew_mean", "train/loss"])
-    'reinforcement learning of no language model (Stable-Baselines3)'
+    'reinforcement learning of no language model'
     >>> training_kind(["train/loss", "train/learning_rate", "eval/loss"])
     'losses alone, as supervised fine-tuning writes it'
     """
@@ -72,7 +97,9 @@ def training_kind(names: Collection[str]) -> str:
         return ORPO if bare & {*_ODDS} else KTO if is_kto else DPO
     if any(_DISTILLED.search(name.lower()) for name in bare):
         return DISTILLATION
-    if {name.rpartition("/")[2] for name in bare} & _OF_EPISODES:
+    if {name.rpartition("/")[2] for name in bare} & _OF_EPISODES or bare >= _OF_EXPLORATION:
+        return CLASSIC
+    if environment and not _OF_TEXT & {*metric_quantities(names).values()}:
         return CLASSIC
     if _has_reward(names):
         return RL

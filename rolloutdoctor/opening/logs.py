@@ -17,6 +17,7 @@ from rolloutdoctor.io.metrics import (
     read_metrics,
     steps_of_lines,
     values_by_step,
+    without_excerpts,
 )
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.generic import taken_for
@@ -74,11 +75,12 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
                 f"{known[0][0]} and {second} are not of one run: their metrics are those of {known[0][1]} and {writer};"
                 " give one of them, or check them with --each"
             )
-    found = joined([table for _, table in tables])
+    found = joined(without_excerpts([table for _, table in tables]))
     for name, table in reversed(tables[:-1]):
         for key, metric, value, last in differences(table, found):
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
     found.total_steps = total
+    found.environment = next((table.environment for _, table in tables if table.environment), "")
     found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
@@ -119,6 +121,7 @@ def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
     entries = ((StepKey(step, split), found) for step, split, found in read_log(log, of_log))
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
     metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
+    metrics.environment = of_log.environment
     return metrics
 
 

@@ -81,6 +81,7 @@ class Context:
         world_size: how many ranks recorded; 0 if nothing says.
         total_steps: optimizer steps that the run was planned for, as its log or its options say; None if nothing says.
         counted_steps: whether the log says no step, so that its lines are numbered from 1.
+        environment: of Gymnasium that the text of the log names; empty if it names none.
         missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         windows: the steps that these are means over, and the values.
@@ -118,6 +119,7 @@ class Context:
     world_size: int = 0
     total_steps: int | None = None
     counted_steps: bool = False
+    environment: str = ""
     missing_ranks: tuple[int, ...] = ()
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
@@ -145,7 +147,7 @@ class Context:
 
         A trainer that is stated tells it of a log of losses alone, as of the table of a notebook.
         """
-        kind = training_kind(self.metrics | self.averaged | self.unread.keys())
+        kind = training_kind(self.metrics | self.averaged | self.unread.keys(), self.environment)
         return RL if kind == LOSSES and self.trainer is not None else kind
 
     def column_of(self, metric: str) -> str:

@@ -813,7 +813,7 @@ def test_losses_alone_are_not_checked_but_for_what_is_no_number(more, expected, 
     [
         (("loss", "token_acc", "grad_norm"), "supervised fine-tuning"),
         (("loss", "accuracy", "lr", "percentage"), "preference or reward-model training"),
-        (("rollout/ep_rew_mean", "train/loss"), "reinforcement learning of no language model (Stable-Baselines3)"),
+        (("rollout/ep_rew_mean", "train/loss"), "reinforcement learning of no language model"),
         (("loss", "accuracy", "lr"), None),
         (("loss", "token_acc", "reward"), None),
         (("loss", "accuracy", "percentage", "reward"), None),

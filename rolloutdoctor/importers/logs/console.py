@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.bar_form import ProgressBars
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.block_forms import (
@@ -18,6 +20,7 @@ from rolloutdoctor.importers.logs.block_forms import (
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
 from rolloutdoctor.importers.logs.line_forms import Pairs, VerlLine
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.parts_of_steps import means_of_steps
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
@@ -27,6 +30,7 @@ from rolloutdoctor.importers.logs.warning_texts import Warnings
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.training_kind import environment_in
 from rolloutdoctor.results.errors import InputError
 
 
@@ -126,6 +130,8 @@ def entries_of_text(text: Iterable[str], form: Form, name: str, notes: LogNotes)
     for record in form.records(bars.watched(_lengths(text, notes), records)):
         records.append(record)
         notes.planned(record.total_steps)
+    if form in ANY_NAMES and len(joined := _by_steps(records, name, notes)) < len(records):
+        records, bars = joined, Bars([(0, done, total) for _, done, total in bars.drawn])
     runs = runs_in(records)
     first, after = notes.chosen(runs, name)
     yield from numbered(records[first:after], bars.between(first, after), name, notes, growing=reading.is_growing())
@@ -133,8 +139,19 @@ def entries_of_text(text: Iterable[str], form: Form, name: str, notes: LogNotes)
         notes.tell(f"{name}: {sentence}")
 
 
+def _by_steps(records: Sequence[Printed], name: str, notes: LogNotes) -> list[Printed]:
+    """Return lines of steps, where some of each are of its samples."""
+    if any(record.step is None or record.split != TRAIN for record in records):
+        return [*records]
+    of_step = {record.step: record for record in reversed(records)}
+    rows = [({"step": record.step, **record.values}, "") for record in records]
+    found = [dict(row) for row, _ in means_of_steps(rows, name, notes)]
+    return [replace(of_step[row.pop("step")], values=row) for row in found] if len(found) < len(rows) else [*records]
+
+
 def _lengths(text: Iterable[str], notes: LogNotes) -> Iterator[str]:
     for line in text:
         if "Total training" in line and (length := _LENGTH.search(line)) is not None:
             notes.planned(int(length[1]))
+        notes.environment = notes.environment or environment_in(line)
         yield line

@@ -52,6 +52,7 @@ class LogNotes:
         self.run = run
         self.total_steps: int | None = None
         self.counted_steps = False
+        self.environment = ""
         self.runs = 1
         self._lists: set[str] = set()
 
