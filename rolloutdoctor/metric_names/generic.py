@@ -5,7 +5,7 @@ What is read by them is said: a name here says what a number is about, and not h
 
 import re
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
@@ -47,7 +47,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history)(?![a-z])|/(mean|avg|average)$"
+    r"^(train|rollout|ppo|grpo|env)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats)(?![a-z])|/(mean|avg|average)$"
 )
 """What says that a number is a mean, or of the training."""
 
@@ -85,8 +85,19 @@ _OF_OPTIONS = {"coef", "coeff", "weight", "weights", "type", "target", "dict", "
 
 
 @cache
-def _by_spelling() -> dict[str, str]:
-    return {name: quantity for quantity, names in SPELLINGS.items() for name in names}
+def _by_spelling() -> dict[tuple[str, ...], str]:
+    return {_words(name): quantity for quantity, names in SPELLINGS.items() for name in names}
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Return the words of a name in the order of letters, in the singular: ``loss/policy`` is ``policy_losses``."""
+    words = (word[:-2] if word.endswith("sses") else word for word in re.split(r"[/_]", name))
+    return tuple(sorted(word if word.endswith("ss") else word.removesuffix("s") for word in words))
+
+
+@lru_cache(2**12)
+def _spelled(name: str) -> str | None:
+    return _by_spelling().get(_words(name)) or _by_spelling().get(_words(_AROUND.sub("", name)))
 
 
 def is_held_out(name: str) -> bool:
@@ -106,14 +117,13 @@ def generic(name: str) -> MetricName | None:
     """
     lower = name.lower().replace("-", "_")
     # Words in brackets say the name again, or add to it: ``Mean Return (Reward)``.
-    spelled = [lower, _AROUND.sub("", lower)]
-    if (bracketed := _BRACKETED.fullmatch(lower)) is not None:
-        spelled += [_AROUND.sub("", part) for part in bracketed.groups()]
-    quantity = next((found for one in spelled if (found := _by_spelling().get(one)) is not None), None)
+    bracketed = _BRACKETED.fullmatch(lower)
+    parts = (lower, *(() if bracketed is None else bracketed.groups()))
+    quantity = next((found for one in parts if (found := _spelled(one)) is not None), None)
     if quantity is None and is_held_out(name):
         # Of an evaluation: its loss and its reward are not those of the training.
         of = _AROUND.sub("", _OF_MANY.sub("", _HELD_OUT.sub("", name.lower())).replace("-", "_"))
-        quantity = "accuracy" if _by_spelling().get(of) == "accuracy" else None
+        quantity = "accuracy" if _by_spelling().get(_words(of)) == "accuracy" else None
     return None if quantity is None else MetricName(name, quantity, BY_NAME[quantity].definition, "")
 
 

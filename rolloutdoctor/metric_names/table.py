@@ -258,11 +258,14 @@ def is_named(name: str) -> bool:
     return name in _literal() or any(one.matches(name) for _, one in _literal()["*"])
 
 
+_OF_ALL_REWARDS = frozenset(f"rewards/{of}" for of in ("mean", "std", "min", "max"))
+"""A loop's own of all rewards; no function is called so."""
+
+
 @lru_cache(2**16)
 def _owners(name: str) -> list[tuple[str, MetricName]]:
     """Trainers that log a name, each with its metric, or metrics of different releases."""
-    if name in _no_quantity() or name == "rewards/mean":
-        # A loop's own mean of all rewards; no function is called so.
+    if name in _no_quantity() or name in _OF_ALL_REWARDS:
         return []
     starred = [(trainer, one) for trainer, one in _literal()["*"] if one.matches(name)]
     return _literal().get(name, []) + starred or _of_words().get(_words(name), [])

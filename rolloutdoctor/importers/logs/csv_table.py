@@ -38,7 +38,7 @@ class CsvTable:
         names = _first_line(path) if path.is_file() else []
         if _chart(names):
             return "a chart of wandb as CSV"
-        counter = None if {*names} & OF_ROLLOUTS else _counter(names)
+        counter = None if {*names} & OF_ROLLOUTS - {"sample_id"} else _counter(names)
         if counter is None or (counter.lower() not in STEPS and not is_log_row(dict.fromkeys(names))):
             return None
         return f"a CSV with a column {counter.lower()}"

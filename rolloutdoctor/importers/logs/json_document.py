@@ -6,14 +6,12 @@ from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry
-from rolloutdoctor.importers.logs.json_lines import kind_of_row
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import Cell, is_list, is_number, numbers
-from rolloutdoctor.importers.logs.parts_of_steps import Row
-from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, of_rollouts
-from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
+from rolloutdoctor.importers.logs.numbers import Cell, numbers
+from rolloutdoctor.importers.logs.row_names import STEPS
 from rolloutdoctor.importers.logs.rows import entries_of
+from rolloutdoctor.importers.logs.rows_of_document import TRAINER, rows_of
+from rolloutdoctor.importers.logs.rows_with_steps import with_steps
 from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
 from rolloutdoctor.importers.reading import cells, lines
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -21,21 +19,10 @@ from rolloutdoctor.results.errors import DataError, InputError
 
 _LARGEST = 256 * 2**20
 _HISTORY = "log_history"
-_TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
-"""Names that the transformers Trainer and TRL log; a row of `log_history` has some of them beside its step."""
-
-_DEEPEST = 4
-"""Objects within each other in which rows are looked for."""
-
 _FLAT = re.compile(rb"\{[^{}]{1,100000}\}")
 """An object that holds no other, as the rows of a document that was cut."""
 
 _BEGINS = re.compile(rb"\s*[\[{]\s*[{\"]")
-
-_FEWEST, _LOOKED_AT = 3, 8
-"""Rows of numbers under other names that are a log, and of which so many are looked at."""
-
-Rows = Sequence[object]
 
 
 class JsonDocument:
@@ -54,7 +41,7 @@ class JsonDocument:
             return None
         if isinstance(body, dict) and isinstance(body.get(_HISTORY), list):
             return "the log of the transformers Trainer"
-        return "a list of logged numbers" if _rows(body)[0] else None
+        return "a list of logged numbers" if rows_of(body)[0] else None
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows of the list."""
@@ -63,72 +50,16 @@ class JsonDocument:
             notes.planned(body.get("max_steps"))
             yield from trainer_state_entries(source, notes)
             return
-        rows, is_counted = _rows(body)
+        rows, is_counted = rows_of(body)
         if is_counted:
             notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
             notes.counted_steps = True
-        placed: list[Row] = []
-        for number, row in enumerate(rows, start=1):
-            if not isinstance(row, dict):
-                raise DataError(f"{source.name}, row {number}: not an object; log an object of names and numbers")
-            placed.append((plain(row), f"{source.name}, row {number}"))
-        for named, where in of_one_run(placed, source.name, notes):
-            if _TRAINER & named.keys() and "step" in named:
+        placed = [(row, f"{source.name}, row {number}") for number, row in enumerate(rows, start=1)]
+        for named, where in of_one_run(with_steps(placed, source.name, notes), source.name, notes):
+            if TRAINER & named.keys() and "step" in named:
                 yield from trainer_entries(named, where)
             else:
                 yield from entries_of(named, where, notes)
-
-
-def _rows(body: object) -> tuple[Rows, bool]:
-    """Return the rows of a document, the most that are a log, and whether their places are counted as steps."""
-    found = [each for each in _tables(body) if _is_log(each[0], isinstance(body, dict))]
-    return max(found, key=lambda each: len(each[0]), default=([], False))
-
-
-def _tables(body: object, depth: int = 0) -> Iterator[tuple[Rows, bool]]:
-    """Yield what may be the rows of a document: lists of objects, columns, and objects by their step."""
-    if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
-        numbered = counted(body)
-        yield (numbered, True) if numbered else (body, False)
-    if not isinstance(body, dict) or depth > _DEEPEST:
-        return
-    lists = {name: cells for name, cells in body.items() if isinstance(cells, list)}
-    columns = {name: column for name, column in lists.items() if column and all(map(is_number, column))}
-    length = max(map(len, columns.values()), default=0)
-    columns = {name: column for name, column in columns.items() if len(column) == length}
-    if length and is_log_line(columns):
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        is_counted = not any(name in columns for name in STEPS)
-        yield [{"step": n, **row} if is_counted else row for n, row in enumerate(rows, start=1)], is_counted
-    by_step = [{"step": int(name), **row} for name, row in body.items() if name.isdecimal() and isinstance(row, dict)]
-    if len(by_step) > 1:
-        yield by_step, False
-        return
-    for inner in body.values():
-        if isinstance(inner, (dict, list)):
-            yield from _tables(inner, depth + 1)
-
-
-def _is_log(rows: Rows, is_named: bool) -> bool:
-    """Tell rows of logged numbers by the first one; within an object that names them, columns say enough."""
-    first = plain(rows[0]) if isinstance(rows[0], dict) else {}
-    has_step = any(name in first for name in STEPS)
-    is_of_numbers = is_named and has_step and all(map(is_number, first.values())) and is_log_line(first)
-    is_of_trainer = "step" in first and len(_TRAINER & first.keys()) > 1
-    if is_of_numbers or is_of_trainer or kind_of_row(first) is not None:
-        return True
-    # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's.
-    first_rows = [row for row in rows[:_LOOKED_AT] if isinstance(row, dict)]
-    if len(first_rows) >= _FEWEST and all(map(is_episode, first_rows)):
-        return True
-    some = [plain(row) for row in first_rows]
-    return len(some) >= _FEWEST and all(
-        any(name in row for name in STEPS)
-        and not of_rollouts(row.keys())
-        and not OF_ROLLOUTS & row.keys()
-        and all(is_number(value) or is_list(value) for value in row.values())
-        for row in some
-    )
 
 
 def trainer_state_entries(source: Source, notes: LogNotes) -> Iterator[Entry]:
@@ -161,7 +92,7 @@ def _opens_document(path: Path) -> bool:
     """True if a file may be one JSON document: its first line is no object by itself, or that with `log_history`."""
     first = lines.first_object(path)
     if first is not None:
-        return _HISTORY in first or bool(_rows(first)[0])
+        return _HISTORY in first or bool(rows_of(first)[0])
     try:
         with path.open("rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()

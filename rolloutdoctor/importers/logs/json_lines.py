@@ -6,11 +6,12 @@ from pathlib import Path
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
-from rolloutdoctor.importers.logs.parts_of_steps import Row
+from rolloutdoctor.importers.logs.parts_of_steps import step_of_row
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
 from rolloutdoctor.importers.logs.row_names import (
     LONG,
     MOST_NAMES,
+    OF_ROLLOUTS,
     STEPS,
     has_mean_reward,
     is_log_row,
@@ -19,13 +20,14 @@ from rolloutdoctor.importers.logs.row_names import (
 )
 from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
 from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker, step_in
+from rolloutdoctor.importers.logs.rows_with_steps import with_steps
 from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import is_metric
-from rolloutdoctor.metric_names.table import whose
+from rolloutdoctor.metric_names.table import metric_quantities, whose
 
-_LOOKED_AT = 4
+_LOOKED_AT = 16
 """Objects at the beginning of a file."""
 
 
@@ -37,33 +39,17 @@ class JsonLines:
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
         rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
-        if len(rows) > 1 and (counted(rows) or all(map(is_episode, rows))):
-            return "JSON Lines of logged numbers"
-        if rows and not _may_come_first(rows[0]):
-            rows = rows[:1]
-        kind = next((kind for row in rows if (kind := kind_of_row(row)) is not None), None)
-        return kind or ("JSON Lines of logged numbers" if _are_steps(rows) else None)
+        is_log = _are_steps(rows) or _are_samples(rows)
+        return kind_of_rows(rows) or ("JSON Lines of logged numbers" if is_log else None)
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
         if is_history(lines.first_object(Path(source.path)) or {}):
             yield from entries_of_tracker([row for row, _ in _rows(source, notes)], source.name, notes)
             return
-        without: list[Row] = []
-        rows: list[Row] = []
-        for each, where in _rows(source, notes):
-            row = plain(each)
-            has_step = "data" in row or any(row.get(name) is not None for name in STEPS)
-            (rows if has_step else without).append((row, where))
-        if not rows and (numbered := counted([row for row, _ in without])):
-            notes.counted_steps = True
-            notes.tell(f"{source.name}: the lines have no step: they are numbered from 1")
-            rows, without = [(row, where) for row, (_, where) in zip(numbered, without, strict=True)], []
+        rows = with_steps([(plain(row), where) for row, where in _rows(source, notes)], source.name, notes)
         for of_run, where in of_one_run(rows, source.name, notes):
             yield from entries_of(of_run, where, notes)
-        if without:
-            count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
-            notes.tell(f"{source.name}: {count} left out ({without[0][1].rpartition(', ')[2]})")
 
 
 def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:
@@ -136,11 +122,40 @@ def _are_steps(rows: Sequence[Mapping[str, object]]) -> bool:
     )
 
 
+def _are_samples(rows: Sequence[Mapping[str, object]]) -> bool:
+    """Tell the rewards of samples, several a step, beside which nothing says of which group they are."""
+    steps = [step_of_row(row) for row in rows]
+    return (
+        None not in steps
+        and len({*steps}) < len(steps)
+        and all(
+            all(map(is_number, row.values()))
+            and of_rollouts(row.keys()) <= {"reward", "advantage"}
+            and not OF_ROLLOUTS & row.keys()
+            and "reward" in metric_quantities(row).values()
+            for row in rows
+        )
+    )
+
+
+def kind_of_rows(rows: Sequence[Mapping[str, object]]) -> str | None:
+    """Say what the first rows of logged numbers are; None if they are rollouts, or something else."""
+    if len(rows) > 1 and (counted(rows) or all(map(is_episode, rows))):
+        return "JSON Lines of logged numbers"
+    for row in rows:
+        if (kind := kind_of_row(row)) is not None:
+            return kind
+        if not _may_come_first(row):
+            return None
+    return None
+
+
 def _may_come_first(row: Mapping[str, object]) -> bool:
-    """Tell the configuration of a loop, which has objects and no step, and numbers of an evaluation, which has one."""
-    if any(name in row for name in STEPS):
-        return all(value is None or isinstance(value, (bool, int, float)) for value in row.values())
-    return any(isinstance(value, dict) for value in row.values())
+    """Tell what a loop writes before its numbers: its configuration, what begins, numbers of samples or evaluations."""
+    if all(value is None or isinstance(value, (bool, int, float)) for value in row.values()):
+        return any(name in row for name in STEPS)
+    is_of_rollout = bool(of_rollouts(row.keys()) - {"reward"} or OF_ROLLOUTS & row.keys())
+    return not is_of_rollout and not any(isinstance(value, list) for value in row.values())
 
 
 def is_history(row: Mapping[str, object]) -> bool:

@@ -1,6 +1,7 @@
 """Rows that are parts of a step, as one row: a loop may log each of its prompts, groups or micro-batches."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rolloutdoctor.data.step_key import EVAL
@@ -8,6 +9,8 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import as_float, is_number
 from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, is_long
 from rolloutdoctor.importers.logs.rows import step_in
+from rolloutdoctor.metric_names.generic import is_metric
+from rolloutdoctor.metric_names.table import metric_quantities
 
 Row = tuple[Mapping[str, object], str]
 """Names and values, and where they are."""
@@ -16,7 +19,10 @@ _FEWEST = 3
 """Steps with several rows each that tell a loop that logs parts of them from a run that was resumed."""
 
 _MOST_OF = 0.9
-"""Share of the steps that has as many rows: the last one may have fewer."""
+"""Share of the steps that has several rows: the last one may have fewer."""
+
+_SEVERAL = 1.5
+"""Rows of the same names in a step, on average, that are of its parts."""
 
 DEGENERATE = "degenerate_ratio"
 """Share of the groups of a step in which all rewards are equal."""
@@ -61,7 +67,7 @@ def values_of_row(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
-    """Return one row a step, with the means of its parts, where a loop writes as many rows for each.
+    """Return one row a step where a loop writes some for each: that of the step, or the means of its parts.
 
     Rows of one step that do not follow each other are of a run that was resumed, and stay.
 
@@ -74,19 +80,40 @@ def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[
         return rows
     steps = [list(parts) for _, parts in groupby(rows, key=lambda row: step_of_row(row[0]))]
     sizes = [len(parts) for parts in steps]
-    usual = max({*sizes}, key=sizes.count, default=1)
-    is_same = usual > 1 and len(steps) >= _FEWEST and sizes.count(usual) >= _MOST_OF * len(steps)
-    if not is_same or any(row.keys() != parts[0][0].keys() for parts in steps for row, _ in parts):
+    fewest = max(_FEWEST, _MOST_OF * len(steps))
+    if sum(size > 1 for size in sizes) < fewest:
         return rows
-    notes.tell(f"{name}: {usual} rows are of one step each: their means are read")
-    return [_mean(parts) for parts in steps]
+    counts = Counter(frozenset(row) for row, _ in rows)
+    within = Counter(shape for parts in steps for shape in {frozenset(row) for row, _ in parts})
+    of_parts = {shape for shape, count in counts.items() if count >= _SEVERAL * within[shape]}
+    own = {one for shape in counts.keys() - of_parts for one in shape if is_metric(one)}
+    if sum(any(frozenset(row) in of_parts for row, _ in parts) for parts in steps) < fewest:
+        return rows
+    if sum(any(own & row.keys() and frozenset(row) not in of_parts for row, _ in parts) for parts in steps) < fewest:
+        of_parts, own = {*counts}, set()
+    said = {*metric_quantities(own).values()}
+    more = {one for shape in of_parts for one in shape if not own or _adds(one, own, said)}
+    many = f"{max(sizes)}" if len({*sizes[:-1]}) == 1 else f"{min(sizes)} to {max(sizes)}"
+    means = f", and the means of {', '.join(sorted(more))}" if more else ""
+    read = f"read is what is of the step{means}" if own else "their means are read"
+    notes.tell(f"{name}: {many} rows are of one step each: {read}")
+    return [_mean(parts, of_parts, more) for parts in steps]
 
 
-def _mean(parts: Sequence[Row]) -> Row:
+def _adds(name: str, own: Collection[str], said: Collection[str]) -> bool:
+    """Tell a metric of samples that their step does not say itself."""
+    return is_metric(name) and name not in own and metric_quantities([name]).get(name) not in said
+
+
+def _mean(parts: Sequence[Row], of_parts: Collection[frozenset[str]], more: Collection[str]) -> Row:
     first, where = parts[0]
-    kept = {*STEPS, *RUNS}
-    columns = {one: [row[one] for row, _ in parts] for one in first}
-    return {one: cells[0] if one in kept else _mean_of(cells) for one, cells in columns.items()}, where
+    kept: dict[str, object] = {one: first[one] for one in first if one in STEPS or one in RUNS}
+    columns: dict[str, list[object]] = {}
+    for row, _ in parts:
+        is_part = frozenset(row) in of_parts
+        for one in [one for one in row if not is_part or one in more]:
+            columns.setdefault(one, []).append(row[one])
+    return {**{one: _mean_of(cells) for one, cells in columns.items()}, **kept}, where
 
 
 def _mean_of(cells: Sequence[object]) -> object:

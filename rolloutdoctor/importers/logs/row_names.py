@@ -57,8 +57,8 @@ def is_log_row(names: Collection[str]) -> bool:
 
 
 def is_of_update(names: Collection[str]) -> bool:
-    """Tell names of which one is a metric that no rollout has, and none is of a rollout but the reward."""
-    return of_rollouts(names) <= {"reward"} and any(name in OF_UPDATES for name in names)
+    """Tell names of which one is a metric that no rollout has, and none is of a rollout but rewards."""
+    return of_rollouts(names) <= {"reward", "rewards"} and any(name in OF_UPDATES for name in names)
 
 
 RUNS = ("run", "run_id", "run_name", "_runid", "runid", "exp_name", "experiment_id")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rolloutdoctor.importers.logs.numbers import is_number
-from rolloutdoctor.importers.logs.printed import name_of
+from rolloutdoctor.importers.logs.numbers import is_list, is_number
+from rolloutdoctor.importers.logs.printed import dict_in, name_of, values_of
 from rolloutdoctor.importers.logs.row_names import (
     MOST_NAMES,
     OF_ROLLOUTS,
@@ -13,18 +13,25 @@ from rolloutdoctor.importers.logs.row_names import (
     is_of_update,
     of_rollouts,
 )
+from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.metric_names.generic import generic, is_metric
 
 _NAMES = ("name", "key", "metric", "metricName", "metric_name", "tag")
-_VALUES = ("value", "metricValue", "metric_value")
+VALUES = ("value", "metricValue", "metric_value")
 """Columns of a row that holds one metric: MLflow's ``key``, Comet's ``metricName``, TensorBoard's ``tag``."""
 
-_HOLDERS = frozenset({"data", "metrics", "metric", "stats", "logs", "log", "values", "scalars"})
-"""Names of an object that holds the metrics of its row, and says nothing of them."""
+_HOLDERS = frozenset(
+    {"data", "metrics", "metric", "stats", "statistics", "logs", "log", "values", "scalars", "payload", "info"}
+    | {"extra", "results", "ppo", "grpo", "rloo", "rl", "training", "update"}
+)
+"""Words in the name of an object that holds the metrics of its row, and says nothing of them: ``ppo_stats``."""
 
 _COUNTERS = ("episode", "epoch", "round")
 """Names of whole numbers that count the rows of a loop that counts no steps."""
+
+_OF_UPDATES = frozenset({"loss", "policy_loss", "critic_loss", "grad_norm", "learning_rate"})
+"""Quantities that no rollout has."""
 
 _FEWEST = 2
 _DEEPEST = 4
@@ -53,7 +60,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}) or is_episode(row))
         return {"step": row[counter], **rest} if is_log and counter is not None else row
     name = next((one for one in _NAMES if isinstance(row.get(one), str)), None)
-    value = next((one for one in _VALUES if one in row), None)
+    value = next((one for one in VALUES if one in row), None)
     if name is not None and value is not None and (one := _number(row[value])) is not None:
         return {
             **{run: row[run] for run in (*RUNS, "split") if run in row},
@@ -61,15 +68,21 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
             "name": row[name],
             "value": one,
         }
-    if not any(isinstance(each, dict) for each in row.values()):
+    leaves = list(_leaves(row))
+    if leaves == [*row.items()]:
         return row
-    flat = dict(_leaves(row))
-    metrics = {name for name, each in flat.items() if isinstance(each, (int, float)) and is_metric(name)}
-    is_short = all(not isinstance(each, str) or len(each) <= _LONGEST_WORD for each in flat.values())
-    is_flat = all(is_number(each) or isinstance(each, (bool, str)) for each in flat.values())
-    words = {word for name in flat for word in name.split("/")}
-    is_of_rollout = bool(words & OF_ROLLOUTS or of_rollouts(words) - {"reward"})
-    return flat if len(metrics) >= _FEWEST and is_short and is_flat and not is_of_rollout else row
+    flat = {name: each for name, each in leaves if is_number(each) or is_list(each) or _is_word(each)}
+    if len([name for name in flat if is_metric(name)]) < _FEWEST:
+        return row
+    # What a loop shows of a response beside the numbers of an update is left out; of itself it is a rollout.
+    names = {name.rpartition("/")[2] for name, _ in leaves}
+    is_of_rollout = bool(names & OF_ROLLOUTS or of_rollouts(names) - {"reward"}) or len(flat) < len(leaves)
+    return row if is_of_rollout and not any(map(_is_of_update, flat)) else flat
+
+
+def _is_of_update(name: str) -> bool:
+    known = generic(name.rpartition("/")[2]) or generic(name)
+    return known is not None and known.quantity in _OF_UPDATES
 
 
 def is_episode(row: Mapping[str, object]) -> bool:
@@ -90,7 +103,7 @@ def is_episode(row: Mapping[str, object]) -> bool:
 
 
 def _is_word(value: object) -> bool:
-    return value is None or (isinstance(value, str) and len(value) <= _LONGEST_WORD)
+    return value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) <= _LONGEST_WORD)
 
 
 def counted(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
@@ -107,11 +120,21 @@ def counted(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
 
 
 def _leaves(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
-    for name, value in row.items():
+    for name, each in row.items():
+        value = parsed(each)
         if isinstance(value, dict) and depth < _DEEPEST:
-            yield from _leaves(value, prefix if name in _HOLDERS else f"{prefix}{name}/", depth + 1)
+            is_holder = _HOLDERS.issuperset(name.lower().split("_"))
+            yield from _leaves(value, prefix if is_holder else f"{prefix}{name}/", depth + 1)
         else:
             yield f"{prefix}{name}", value
+
+
+def parsed(value: object) -> object:
+    """Return the object that a text holds, of JSON or of Python with numbers alone; what holds none as it is."""
+    if not isinstance(value, str) or not value.startswith("{") or not value.endswith("}"):
+        return value
+    found = lines.document(value.encode())
+    return found if isinstance(found, dict) else values_of(dict_in(value) or {}) or value
 
 
 def _number(value: object) -> float | None:

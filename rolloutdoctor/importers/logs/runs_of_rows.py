@@ -7,6 +7,7 @@ from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
 from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, step_of_row, values_of_row, with_shares
 from rolloutdoctor.importers.logs.row_names import RUNS
+from rolloutdoctor.importers.logs.rows_with_steps import without_summary
 
 
 def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
@@ -29,7 +30,8 @@ def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]
         ends = list(accumulate(map(len, runs.values())))
         found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
     first, after = notes.chosen(found, name)
-    return with_shares(means_of_steps(rows[first:after], name, notes), name, notes)
+    of_run = without_summary(rows[first:after], name, notes)
+    return with_shares(means_of_steps(of_run, name, notes), name, notes)
 
 
 def _name_of_run(rows: Sequence[Row]) -> str | None:

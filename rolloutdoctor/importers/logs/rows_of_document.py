@@ -1,0 +1,147 @@
+"""The rows of a log in a JSON document: lists of objects or points, columns, objects by their step, at any depth."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from rolloutdoctor.importers.logs.json_lines import kind_of_rows
+from rolloutdoctor.importers.logs.numbers import is_list, is_number
+from rolloutdoctor.importers.logs.parts_of_steps import step_of_row
+from rolloutdoctor.importers.logs.printed import is_log_line
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, of_rollouts
+from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain
+from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
+from rolloutdoctor.metric_names.table import metric_quantities
+
+TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
+"""Names that the transformers Trainer and TRL log; a row of `log_history` has some of them beside its step."""
+
+_DEEPEST = 4
+"""Objects within each other in which rows are looked for."""
+
+_FEWEST, _LOOKED_AT, _MOST_PHASES = 3, 16, 32
+"""Rows of numbers under other names that are a log; rows of it, and objects in a list, that are looked at."""
+
+_AT_STEP = re.compile(r"(?:(?:global_)?step|iter|iteration|checkpoint|update)?[_-]?([0-9]{1,18})")
+
+Rows = Sequence[Mapping[str, object]]
+
+
+def rows_of(body: object) -> tuple[Rows, bool]:
+    """Return the rows of a document, and whether their places are counted as steps: those with rewards, or the most.
+
+    >>> rows_of({"rewards": [{"step": 1, "value": 0.5}], "kl": [[1, 0.1]]})
+    ([{'step': 1, 'rewards': 0.5, 'kl': 0.1}], False)
+    """
+    return max(_tables(body, isinstance(body, dict)), key=lambda each: _weight(each[0]), default=([], False))
+
+
+def _weight(rows: Rows) -> tuple[bool, int, int]:
+    """How much of a training rows say: rewards, numbers of metrics, rows."""
+    names = Counter(name for row in rows for name, value in row.items() if is_number(value) or is_list(value))
+    metrics = sum(count for name, count in names.items() if is_metric(name))
+    return "reward" in metric_quantities(names).values(), metrics, len(rows)
+
+
+def _tables(body: object, is_named: bool, depth: int = 0) -> Iterator[tuple[Rows, bool]]:
+    """Yield what are rows of a log in a document."""
+    body = parsed(body)
+    found: list[tuple[Rows, bool]] = []
+    is_of_episodes = False
+    if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
+        is_of_episodes = len(body) >= _FEWEST and all(map(is_episode, body[:_LOOKED_AT]))
+        numbered = counted(body)
+        found = [(numbered, True) if numbered else ([*map(plain, body)], False)]
+    elif isinstance(body, dict):
+        found = [*_columns(body), (_side_by_side(body), False), (_by_step(body), False)]
+    logs = [each for each in found if each[0] and (is_of_episodes or _is_log(each[0], is_named))]
+    yield from logs
+    if depth > _DEEPEST or (isinstance(body, list) and logs):
+        return
+    inside = body.values() if isinstance(body, dict) else body[:_MOST_PHASES] if isinstance(body, list) else ()
+    for inner in inside:
+        if isinstance(inner, (dict, list, str)):
+            yield from _tables(inner, is_named or isinstance(body, dict), depth + 1)
+
+
+def _columns(body: Mapping[str, object]) -> Iterator[tuple[Rows, bool]]:
+    """Yield lists of numbers by name, those of one length together; pandas writes them as objects by place."""
+    columns: dict[int, dict[str, Sequence[object]]] = {}
+    for name, each in body.items():
+        is_by_place = isinstance(each, dict) and each and all(map(str.isdecimal, each))
+        column = [*each.values()] if is_by_place and isinstance(each, dict) else each
+        if isinstance(column, list) and column and all(map(is_number, column)):
+            columns.setdefault(len(column), {})[name] = column
+    for named in columns.values():
+        if is_log_line(named):
+            is_counted = not any(name in named for name in STEPS)
+            rows = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
+            yield [{"step": n, **row} if is_counted else row for n, row in enumerate(rows, start=1)], is_counted
+
+
+def _by_step(body: Mapping[str, object]) -> Rows:
+    named = {name: _AT_STEP.fullmatch(name) for name, row in body.items() if isinstance(row, dict)}
+    rows = [{"step": int(match[1]), **_object(body[name])} for name, match in named.items() if match is not None]
+    return [*map(plain, rows)] if len(rows) > 1 else []
+
+
+def _object(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _side_by_side(body: Mapping[str, object]) -> Rows:
+    """Return the rows of lists of points that stand side by side, by their steps."""
+    points = {name: found for name, each in body.items() if isinstance(each, list) and (found := _points(name, each))}
+    longest = max(points.values(), key=len, default={})
+    merged: dict[int, dict[str, object]] = {}
+    owners: dict[str, str] = {}
+    for name, by_step in points.items():
+        if 2 * len(by_step.keys() & longest.keys()) < len(by_step):
+            continue
+        for step, row in by_step.items():
+            into = merged.setdefault(step, {"step": step})
+            for metric, value in row.items():
+                is_apart = is_held_out(f"{name}/") or owners.setdefault(metric, name) != name
+                into[f"{name}/{metric}" if is_apart and metric != name else metric] = value
+    return [merged[step] for step in sorted(merged)]
+
+
+def _points(name: str, rows: Sequence[object]) -> dict[int, dict[str, object]]:
+    """Return the numbers of a list by their steps; none if it is of anything else, or a step is there twice."""
+    pairs = [{"step": row[0], name: row[1]} for row in rows if is_list(row) and isinstance(row, list) and len(row) == 2]
+    found = pairs if len(pairs) == len(rows) else [plain(row) for row in rows if isinstance(row, dict)]
+    by_step: dict[int, dict[str, object]] = {}
+    for row in found:
+        if (step := step_of_row(row)) is None or not all(map(is_number, row.values())):
+            return {}
+        numbers = {_called(name, metric): value for metric, value in row.items() if metric not in STEPS}
+        by_step[step] = {metric: value for metric, value in numbers.items() if value is not None}
+    return by_step if len(by_step) == len(rows) else {}
+
+
+def _called(name: str, metric: str) -> str:
+    """Return the name of a number in a list that is called as a metric: what is no metric's says part of it."""
+    if is_metric(metric) or generic(metric) is not None or not is_metric(name):
+        return metric
+    return name if metric in (*VALUES, name) else f"{name}/{metric}"
+
+
+def _is_log(rows: Rows, is_named: bool) -> bool:
+    """Tell rows of logged numbers by the first ones; within an object that names them, columns say enough."""
+    first, some = rows[0], rows[:_LOOKED_AT]
+    has_step = any(name in first for name in STEPS)
+    is_of_numbers = is_named and has_step and all(map(is_number, first.values())) and is_log_line(first)
+    is_of_trainer = any("step" in row and len(TRAINER & row.keys()) > 1 for row in some)
+    if is_of_numbers or is_of_trainer or kind_of_rows(some) is not None:
+        return True
+    # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's, or each step
+    # has one reward.
+    some = [row for row in some if any(is_number(row[name]) or is_list(row[name]) for name in row.keys() - {*STEPS})]
+    of_one = {"reward"} if len({step_of_row(row) for row in some}) == len(some) else set()
+    return len(some) >= _FEWEST and all(
+        any(name in row for name in STEPS)
+        and of_rollouts(row.keys()) <= of_one
+        and not OF_ROLLOUTS & row.keys()
+        and all(is_number(value) or is_list(value) for value in row.values())
+        for row in some
+    )

@@ -1,0 +1,95 @@
+"""The rows of a file that are of a step: not what stands before them, and not the sums and means below them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.parts_of_steps import Row, values_of_row
+from rolloutdoctor.importers.logs.row_names import STEPS, is_long
+from rolloutdoctor.importers.logs.row_shapes import counted
+from rolloutdoctor.metric_names.generic import is_held_out
+from rolloutdoctor.metric_names.table import metric_quantities
+
+_SUMMARIES = frozenset(
+    {"summary", "final", "total", "totals", "overall", "sum", "mean", "average", "avg", "end", "done"}
+)
+"""Words of a row that is of no step, but of the run."""
+
+_MOST, _FEWEST = 3, 5
+"""Rows at the end that may be of the run, and rows before them."""
+
+_SUM, _MEAN = 1e-2, 1e-3
+"""How far a rounded sum may be from that of the numbers, as a share of it, and a mean, as one of their range."""
+
+
+def with_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return the rows that have a step; where none has, and they are of an update each, their places are the steps.
+
+    Args:
+        rows: of a file, in their order.
+        name: of the file.
+        notes: says what was counted, and what was left out.
+    """
+    found = [row for row in rows if _has_step(row[0])]
+    if not found and (numbered := counted([row for row, _ in rows])):
+        notes.counted_steps = True
+        notes.tell(f"{name}: the lines have no step: they are numbered from 1")
+        return [(row, where) for row, (_, where) in zip(numbered, rows, strict=True)]
+    without = [where for row, where in rows if not _has_step(row)] if found else []
+    if without:
+        count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
+        notes.tell(f"{name}: {count} left out ({without[0].rpartition(', ')[2]})")
+    return found or rows
+
+
+def _has_step(row: Mapping[str, object]) -> bool:
+    """Tell a row with a step: a word such as ``final`` is none."""
+    steps = [row[one] for one in STEPS if row.get(one) is not None]
+    return "data" in row or any(not _is_word(step) for step in steps)
+
+
+def without_summary(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return rows without the last ones that are of the run, as a word in them, their names or their numbers say.
+
+    Args:
+        rows: of a run, in their order.
+        name: of the file.
+        notes: says what was left out.
+    """
+    if len(rows) < _MOST + _FEWEST or any("data" in row or is_long(row) for row, _ in rows[-_MOST:]):
+        return rows
+    usual = set[str]().union(*(values_of_row(row) for row, _ in rows[:-_MOST])) - {*STEPS}
+    end = len(rows)
+    while len(rows) - end < _MOST and _is_summary(rows[end - 1][0], usual, rows[: end - 1]):
+        end -= 1
+    if end < len(rows):
+        count = "the last row is" if end == len(rows) - 1 else f"the last {len(rows) - end} rows are"
+        notes.tell(f"{name}: {count} of the whole run, and left out ({rows[end][1].rpartition(', ')[2]})")
+    return rows[:end]
+
+
+def _is_summary(row: Mapping[str, object], usual: set[str], before: Sequence[Row]) -> bool:
+    """Tell by a word, by other names for what the rows before have, or by sums or means of two of their numbers."""
+    first = before[0][0]
+    if any(_is_word(value) and first.get(name) != value for name, value in row.items()):
+        return True
+    own = values_of_row(row).keys() - {*STEPS}
+    shared = own & usual
+    if not shared:
+        is_again = {*metric_quantities(own).values()} & {*metric_quantities(usual).values()}
+        return bool(is_again) and not any(map(is_held_out, row))
+    return len(shared) > 1 and all(_is_of_all(row[name], name, before) for name in shared)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value.strip().lower() in _SUMMARIES
+
+
+def _is_of_all(value: object, name: str, before: Sequence[Row]) -> bool:
+    """Tell the sum of the numbers before, above or below all of them, or their mean where they differ."""
+    numbers = [float(cell) for row, _ in before if isinstance(cell := row.get(name), (int, float))]
+    if not isinstance(value, (int, float)) or not numbers or not math.isfinite(total := sum(numbers)):
+        return False
+    least, most = min(numbers), max(numbers)
+    is_sum = not least <= value <= most and abs(value - total) <= _SUM * abs(total)
+    return is_sum or abs(value - total / len(numbers)) < _MEAN * (most - least)
