@@ -30,6 +30,9 @@ from rolloutdoctor.metric_names.table import metric_quantities, whose
 _LOOKED_AT = 16
 """Objects at the beginning of a file."""
 
+_FEWEST_STEPS = 3
+"""Steps that these are of, where they are of samples."""
+
 
 class JsonLines:
     """An object on each line, with a step and numbers. Lines that are cut, elided or none are left out, and counted."""
@@ -127,7 +130,7 @@ def _are_samples(rows: Sequence[Mapping[str, object]]) -> bool:
     steps = [step_of_row(row) for row in rows]
     return (
         None not in steps
-        and len({*steps}) < len(steps)
+        and _FEWEST_STEPS <= len({*steps}) < len(steps)
         and all(
             all(map(is_number, row.values()))
             and of_rollouts(row.keys()) <= {"reward", "advantage"}
