@@ -41,6 +41,7 @@ def table(rows, names="step,reward,kl,loss"):
 
 NESTED = {
     "stats": lambda s: {"step": s, "ppo_stats": {"loss/policy": LOSS[s], "kl": KL[s]}, "mean_reward": REWARD[s]},
+    "a text of means": lambda s: {"step": s, "reward_stats": f"{{'mean': {REWARD[s]}, 'max': 1.5}}", "kl": KL[s]},
     "means": lambda s: {"iteration": s, "stats": {"rewards": {"mean": REWARD[s], "std": 0.1}, "kl": {"mean": KL[s]}}},
     "payload": lambda s: {"event": "step", "step": s, "payload": {"reward": REWARD[s], "kl": KL[s]}},
     "a text": lambda s: {"step": s, "metrics": json.dumps({"reward": REWARD[s], "kl": KL[s], "loss": LOSS[s]})},
@@ -78,6 +79,17 @@ def test_a_response_with_its_numbers_is_no_log(row, tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(lines({"step": step, **row} for step in STEPS))
     assert kind_of(path) is None
+
+
+def test_a_configuration_with_lists_comes_first(tmp_path):
+    rows = [{"type": "config", "argv": ["--lr", "0.1"], "args": {"lr": 0.1}}, {"step": 0, "accuracy": 0.5}, *ROWS]
+    values, _ = read(tmp_path / "log.jsonl", lines(rows))
+    assert values["reward"] == REWARD
+
+
+def test_pairs_of_numbers_under_another_name_are_no_log(tmp_path):
+    (tmp_path / "log.json").write_text(json.dumps({"r16": [*map(list, LOSS.items())]}))
+    assert kind_of(tmp_path / "log.json") is None
 
 
 def points(values, name):

@@ -157,8 +157,7 @@ def _may_come_first(row: Mapping[str, object]) -> bool:
     """Tell what a loop writes before its numbers: its configuration, what begins, numbers of samples or evaluations."""
     if all(value is None or isinstance(value, (bool, int, float)) for value in row.values()):
         return any(name in row for name in STEPS)
-    is_of_rollout = bool(of_rollouts(row.keys()) - {"reward"} or OF_ROLLOUTS & row.keys())
-    return not is_of_rollout and not any(isinstance(value, list) for value in row.values())
+    return not (of_rollouts(row.keys()) - {"reward"} or OF_ROLLOUTS & row.keys())
 
 
 def is_history(row: Mapping[str, object]) -> bool:

@@ -109,7 +109,9 @@ def _side_by_side(body: Mapping[str, object]) -> Rows:
 def _points(name: str, rows: Sequence[object]) -> dict[int, dict[str, object]]:
     """Return the numbers of a list by their steps; none if it is of anything else, or a step is there twice."""
     pairs = [{"step": row[0], name: row[1]} for row in rows if is_list(row) and isinstance(row, list) and len(row) == 2]
-    found = pairs if len(pairs) == len(rows) else [plain(row) for row in rows if isinstance(row, dict)]
+    found = (
+        pairs if len(pairs) == len(rows) and is_metric(name) else [plain(row) for row in rows if isinstance(row, dict)]
+    )
     by_step: dict[int, dict[str, object]] = {}
     for row in found:
         if (step := step_of_row(row)) is None or not all(map(is_number, row.values())):
