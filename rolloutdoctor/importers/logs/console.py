@@ -20,7 +20,8 @@ from rolloutdoctor.importers.logs.block_forms import (
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
 from rolloutdoctor.importers.logs.line_forms import Pairs, VerlLine
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.parts_of_steps import means_of_steps
+from rolloutdoctor.importers.logs.numbers import as_float
+from rolloutdoctor.importers.logs.parts_of_steps import means_of_steps, step_of_row, values_of_row
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
@@ -143,10 +144,15 @@ def _by_steps(records: Sequence[Printed], name: str, notes: LogNotes) -> list[Pr
     """Return lines of steps, where some of each are of its samples."""
     if any(record.step is None or record.split != TRAIN for record in records):
         return [*records]
-    of_step = {record.step: record for record in reversed(records)}
+    first = {record.step: record for record in reversed(records)}
     rows = [({"step": record.step, **record.values}, "") for record in records]
-    found = [dict(row) for row, _ in means_of_steps(rows, name, notes)]
-    return [replace(of_step[row.pop("step")], values=row) for row in found] if len(found) < len(rows) else [*records]
+    found = [(step_of_row(row), values_of_row(row)) for row, _ in means_of_steps(rows, name, notes)]
+    if len(found) == len(rows):
+        return [*records]
+    return [
+        replace(first[step], values={name: as_float(value) for name, value in values.items() if name != "step"})
+        for step, values in found
+    ]
 
 
 def _lengths(text: Iterable[str], notes: LogNotes) -> Iterator[str]:
