@@ -172,8 +172,9 @@ class RunTables:
         known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
         name = pl.col("metric").str.strip_prefix(f"{rule}/")
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
-        own = {name: f"{rule}/{name}" for name in adds_turns}
-        turns = turns.select(**_picked(turns, {name: name for name in EMPTY_TURNS.columns} | own))
+        of_turns = {name: name for name in EMPTY_TURNS.columns} | {name: f"{rule}/{name}" for name in adds_turns}
+        if turns.columns != list(of_turns):
+            turns = turns.select(**_picked(turns, of_turns))
         return RunTables(rows.select(known), logged.filter(is_own).with_columns(metric=name), audit, steps, turns)
 
     def by_step(self, *metrics: str) -> pl.DataFrame:
