@@ -135,18 +135,16 @@ class QuantizedLogProbs(TableRule):
         for name, each in of.items():
             each |= {"name": pl.lit(name), "on": pl.sum(f"{side}:{name}") / total}
         is_on = [(total >= self.least_values) & (each["on"] >= 0.99) & (each["chance"] < 0.05) for each in of.values()]
-        each_spacing = zip(is_on, of.values(), strict=True)
-        spacings = pl.concat_list(pl.when(here).then(each["spacing"]) for here, each in each_spacing)
-        coarsest = spacings.list.arg_max()
+        spacings = [pl.when(here).then(each["spacing"]) for here, each in zip(is_on, of.values(), strict=True)]
+        coarsest = pl.concat_list(spacings).list.arg_max()
         names = ("name", "spacing", "on", "chance", "coarse")
         return {key: pl.concat_list(each[key] for each in of.values()).list.get(coarsest) for key in names}
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the coarseness of the values."""
         none = pl.when(pl.sum("sampler:values") > 0).then(0.0)
-        spacing, coarse = (
-            pl.coalesce(*(self._coarsest(side)[name] for side in SIDES), none) for name in ("spacing", "coarse")
-        )
+        lattices = [self._coarsest(side) for side in SIDES]
+        spacing, coarse = (pl.coalesce(*(each[name] for each in lattices), none) for name in ("spacing", "coarse"))
         found = {
             "ratio_error": (spacing / 12**0.5, "nats"),
             "mean_spacing": (spacing, "nats"),
