@@ -200,11 +200,16 @@ class Effect:
     remarks: tuple[str, ...] = ()
 
     def nearly_zero(self, name: str) -> float:
-        """Size up to which a value is about 0, so that a share of it says nothing; 0 for all but losses.
+        """Size up to which a value is about 0, so that a share of it says nothing; 0 for what has one sign.
 
         The terms of a policy loss have either sign. Their size is that of the log-prob gradient, sum |A ratio w| of a
-        step: a loss below a hundredth of it is what cancellation leaves.
+        step: a loss below a hundredth of it is what cancellation leaves. So is a mean below a hundredth of the largest
+        value that is logged beside it.
         """
+        if name.endswith("/mean"):
+            ends = [self.metrics.get(name.removesuffix("/mean") + end) for end in ("/min", "/max")]
+            sizes = [abs(one.before) for one in ends if one is not None and one.before is not None]
+            return 0.01 * max(filter(math.isfinite, sizes), default=0.0)
         gradient = self.total["grad_l1_before"].value
         if "loss" not in name or "kl" in name.lower() or not gradient or not math.isfinite(gradient):
             return 0.0

@@ -222,4 +222,4 @@ def test_a_trainer_of_which_only_the_names_are_known_is_another_training(tmp_pat
     a_log(tmp_path / "grpo.csv", names=("reward", "kl", "loss", "grad_norm", "num_tokens", "completions/mean_length"))
     a_log(tmp_path / "ppo.csv", names=PPO)
     a_log(tmp_path / "ppo-more.csv", names=PPO, seed=4)
-    assert _names(tmp_path) == [["grpo.csv"], ["ppo.csv"], ["ppo-more.csv"]]
+    assert _names(tmp_path) == [["grpo.csv"], ["ppo-more.csv"], ["ppo.csv"]]

@@ -147,6 +147,14 @@ def test_a_share_of_a_loss_near_0_is_not_said(loss, shown):
     assert words.every_lines(replace(a_comparison(), effects=(near,)))[0][5] == shown
 
 
+@pytest.mark.parametrize(("mean", "shown"), [(0.0199, "+0.0199"), (0.0201, "+100 %")])
+def test_a_share_of_a_mean_near_0_is_not_said(mean, shown):
+    """A hundredth of the largest value, -2, is 0.02."""
+    ends = {"a/min": Pair(-2.0, -2.0), "a/max": Pair(1.0, None)}
+    effect = replace(a_comparison().effects[0], metrics={"a/mean": Pair(mean, 2 * mean), **ends})
+    assert words.moved_metrics(effect)[0][3] == shown
+
+
 LOSSES = ("actor/pg_loss", "kl_loss")
 
 
