@@ -111,3 +111,12 @@ def test_a_block_is_of_the_step_that_it_names(tmp_path):
     found = [*RepeatedBlocks().records("".join(blocks).splitlines())]
     assert [record.step for record in found] == [*range(3, 9)]
     assert found[0].values == {"mean_return_(reward": 0.3, "kl": 0.01}
+
+
+def test_a_bar_above_each_block_counts_it():
+    lines = ["score: 2.5"]
+    for step in range(1, 7):
+        lines += [f"{step}it [00:01, 1.0s/it]", "objective/kl: 29.5", f"ppo/returns/mean: 0.{step}"]
+    assert [record.step for record in RepeatedBlocks().records([*lines, "9it [00:21, 1.9s/it]"])] == [*range(1, 7)]
+    skipping = [line.replace("3it [", "4it [") for line in lines]
+    assert {record.step for record in RepeatedBlocks().records(skipping)} == {None}

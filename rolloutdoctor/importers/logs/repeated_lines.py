@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
 from rolloutdoctor.importers.logs.printed import PAIR, Printed, name_of, number, pairs
@@ -12,6 +13,9 @@ from rolloutdoctor.metric_names.table import metric_quantities
 
 _FEWEST = 20
 """Lines with a loss: fewer may stand in any text."""
+
+_COUNT = re.compile(r"(?<![0-9])([0-9]{1,12})(?:it|/[0-9]{1,12}) \[")
+"""The count of a progress bar, with or without its end."""
 
 _BETWEEN = re.compile(r"[\s,;|]|\band\b")
 
@@ -53,26 +57,41 @@ class RepeatedBlocks:
     """
 
     title = "blocks of names and numbers"
-    remarks = ("nothing counts the blocks: each is a step",)
+    remarks = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
-        """Yield the blocks, if there are some, all of the same metrics."""
+        """Yield the blocks, if there are some, all of the same metrics, with the step that they or a bar above name."""
         blocks: list[dict[str, float | None]] = [{}]
+        drawn: list[dict[str, int | None]] = [{}]
+        bar: int | None = None
         for line in lines:
+            if " [" in line and (counts := _COUNT.findall(line)):
+                bar = int(counts[-1])
             of_line = [*pairs(line)] if _are_pairs_alone(line) else []
             for label, text in of_line if len(of_line) == 1 else []:
                 if name_of(label) in blocks[-1]:
                     blocks.append({})
+                    drawn.append({})
                 blocks[-1][name_of(label)] = number(text)
+                drawn[-1][name_of(label)] = bar
         # Around the first and the last block other lines may stand.
         names = Counter(map(tuple, blocks)).most_common(1)[0][0]
-        whole = [block for block in blocks if block.keys() >= {*names}]
-        if len(whole) >= _FEWEST_BLOCKS and len(names) >= _FEWEST_NAMES and any(map(is_metric, names)):
-            counter = next((name for name in STEPS if all((block.get(name) or 0.5) % 1 == 0 for block in whole)), "")
-            for block in whole:
-                step = block.get(counter)
-                values = {name: block[name] for name in names if name != counter}
-                yield Printed(values, None if step is None else int(step))
+        if len(names) < _FEWEST_NAMES or not any(map(is_metric, names)):
+            return
+        whole = [(block, at[names[0]]) for block, at in zip(blocks, drawn, strict=True) if block.keys() >= {*names}]
+        if len(whole) >= _FEWEST_BLOCKS:
+            yield from _of_steps(names, whole)
+
+
+def _of_steps(names: Sequence[str], blocks: Sequence[tuple[dict[str, float | None], int | None]]) -> Iterator[Printed]:
+    """Yield blocks with the steps that all of them name, or that the progress bars before them count one by one."""
+    counter = next((name for name in STEPS if all((block.get(name) or 0.5) % 1 == 0 for block, _ in blocks)), "")
+    bars = [at for _, at in blocks if at is not None]
+    is_counted = len(bars) == len(blocks) and all(after == before + 1 for before, after in pairwise(bars))
+    for block, at in blocks:
+        step = block.get(counter) or (at if is_counted else None)
+        values = {name: block[name] for name in names if name != counter}
+        yield Printed(values, None if step is None else int(step))
 
 
 BLOCKS = RepeatedBlocks()
