@@ -135,7 +135,7 @@ def tracked(log: Source) -> dict[str, object]:
     kind, path = kind_of(Path(log.path)) or "", Path(log.path)
     if (file := _config_of_wandb(path)).is_file():
         return _unwrapped(file)
-    if "wandb run" in kind:
+    if kind == "the folder of a wandb run":
         config = wandb_config(log)
     elif "TensorBoard" in kind:
         config = tensorboard_config(path)
