@@ -24,7 +24,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl", "kls", "kl_penalty"),
     "ppo_kl": ("approx_kl", "approxkl"),
-    "entropy": ("entropy", "policy_entropy", "ent"),
+    "entropy": ("entropy", "policy_entropy", "token_entropy", "ent"),
     "loss": ("loss", "losses", "total_loss", "loss_total", "loss/total", "grpo_loss", "ppo_loss", "rl_loss"),
     "policy_loss": (
         "policy_loss",

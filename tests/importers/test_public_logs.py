@@ -17,6 +17,8 @@ SAYS: dict[str, tuple[int, str]] = {
     "kl_runs_off.log": (0, r"KL rose steadily from step 4 on: from 0\.0023 to 2\.5 nats"),
     "rise_and_fall.log": (0, r"Reward collapsed at step 151"),
     "length_runs_off.json": (0, r"20 % of the responses are truncated from step"),
+    # Dicts of responses among lines of names and numbers, which end in a dict of the rewards.
+    "entropy_explodes.log": (1, r"Entropy rose steadily from step 3 on: from 0\.732 to 3\.46 nats"),
     "diverges.log": (1, r"KL blew up at step 418"),
     "rewards_alike.log": (0, r"At least 80\.7 % of the logged steps train nothing"),
     "negative_kl.ipynb": (0, r"objective/kl falls to -37\.9 nats: the responses were not sampled from the policy"),

@@ -53,6 +53,8 @@ class Form(Protocol):
         ...
 
 
+_PAIRS = Pairs()
+
 FORMS: tuple[Form, ...] = (
     VerlLine(),
     SLIME,
@@ -67,7 +69,7 @@ FORMS: tuple[Form, ...] = (
     WANDB_SUMMARY,
     RepeatedLines(),
     ANY_DICT,
-    Pairs(),
+    _PAIRS,
     BLOCKS,
     ProgressBars(),
     Warnings(),
@@ -113,8 +115,20 @@ class Console:
 
 
 def form_of(lines: Sequence[str]) -> Form | None:
-    """Return the form in which a text has numbers; None if it has none."""
-    return next((form for form in FORMS if next(form.records(lines), None) is not None), None)
+    """Return the form in which a text has numbers; None if it has none.
+
+    Dicts that nothing counts may be those of responses, among lines of names and numbers with more in them.
+    """
+    form = next((form for form in FORMS if next(form.records(lines), None) is not None), None)
+    if form is not ANY_DICT:
+        return form
+    dicts, counted = [*ANY_DICT.records(lines)], [*_PAIRS.records(lines)]
+    is_part = all(record.step is None for record in dicts) and _numbers_in(dicts) < _numbers_in(counted)
+    return _PAIRS if is_part else form
+
+
+def _numbers_in(records: Sequence[Printed]) -> int:
+    return sum(len(record.values) for record in records)
 
 
 def is_step(line: str) -> bool:

@@ -104,7 +104,7 @@ class Pairs:
         for line in lines:
             line = BAR.sub(" ", line) if "%|" in line else line
             step = counted(line) if "=" in line or ":" in line or "|" in line or " " in line else None
-            rows = [(label, value) for label, value in pairs(line)]
+            rows = [(label, value) for label, value in pairs(line) if not _is_counter(label, value, step)]
             if ends_in_bar and "|" in line and not line.rstrip().endswith("|"):
                 # The last number of a line that was cut may have lost its end.
                 rows = rows[:-1]
@@ -137,6 +137,12 @@ class Pairs:
                     _add(record.values, metrics, below)
         if record is not None and _logs(record):
             yield record
+
+
+def _is_counter(label: str, value: str, step: tuple[int, int | None, str] | None) -> bool:
+    """Tell the step of a line with a word before it, as ``rollout batch 3``, from its metrics."""
+    first, _, last = name_of(label).rpartition("_")
+    return step is not None and bool(first) and last in COUNTERS and value == str(step[0])
 
 
 def _add(values: dict[str, float | None], more: Mapping[str, float | None], below: Counter[str]) -> None:

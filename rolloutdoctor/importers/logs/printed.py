@@ -36,6 +36,9 @@ PAIR = re.compile(
 _REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif'\"]{1,4000})\]")
 """The rewards of the responses of a step, as a list."""
 
+_DICT_BEHIND = re.compile(r"[0-9}][,;|]?\s{1,4}(?:[|,-]\s{0,4})?[A-Za-z_][\w/ .-]{0,60}[:=]\s?\{(?=['\"])")
+"""A dict in a line of names and numbers: ``loss: 0.5, rewards: {'total': 3}``."""
+
 _COUNTER = re.compile(
     r"(?i)(?<![\w/.])((?:global|training|train)[_ ]step|steps?|iteration|iter|it|update|batch|episode|epoch)\b"
     r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
@@ -143,11 +146,17 @@ def counted(line: str) -> tuple[int, int | None, str] | None:
 
 
 def pairs(line: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``."""
+    """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``, and of a dict behind them.
+
+    >>> [*pairs("loss: 0.5, norm: 1.5, rewards: {'total': 3, 'format': 2}")]
+    [('loss', '0.5'), ('norm', '1.5'), ('total', '3'), ('format', '2')]
+    """
     if len(line) > LONGEST_LINE:
         return
     for label, value, _ in PAIR.findall(line):
         yield label.strip(), value
+    for behind in _DICT_BEHIND.finditer(line) if "{" in line else ():
+        yield from (dict_in(line[behind.end() - 1 :]) or {}).items()
     for label, inner in _REWARDS.findall(line) if "[" in line else ():
         rewards = [number(part.strip(" '\"")) for part in inner.split(",")]
         if rewards and None not in rewards and (std := std_of(rewards)) is not None:
