@@ -28,7 +28,7 @@ def write(path, rows):
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.json"])
-@pytest.mark.parametrize("key", ["run", "run_id", "_runid"])
+@pytest.mark.parametrize("key", ["run", "run_id", "_runid", "algo"])
 def test_runs_under_a_name_are_told_apart_though_their_rows_alternate(name, key, tmp_path):
     rows = [row(step, step / 10 + (which == "b"), **{key: which}) for step in range(1, 9) for which in "ab"]
     path = write(tmp_path / name, rows)
@@ -48,6 +48,19 @@ def test_steps_that_begin_anew_are_another_run(name, tmp_path):
     rewards, told = read(path)
     assert rewards == {step: 0.5 + step / 10 for step in range(1, 9)}
     assert "2 runs one after another, of 4 lines, 8 lines: the 2nd is read" in told[0]
+
+
+@pytest.mark.parametrize("epochs", [(0, 1, 2), (0, 2, 4)])
+def test_steps_that_each_epoch_counts_anew_go_on(epochs, tmp_path):
+    rows = [row(step, place + step / 10, epoch=epoch) for place, epoch in enumerate(epochs) for step in range(4)]
+    rewards, told = read(write(tmp_path / "log.jsonl", rows))
+    # Epochs that are left out are those of several runs.
+    assert rewards == (
+        {step: step // 4 + step % 4 / 10 for step in range(12)}
+        if epochs == (0, 1, 2)
+        else {step: 2 + step / 10 for step in range(4)}
+    )
+    assert any("3 runs" in one for one in told) == (epochs != (0, 1, 2))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,10 @@ def is_of_update(names: Collection[str]) -> bool:
     return of_rollouts(names) <= {"reward", "rewards"} and any(name in OF_UPDATES for name in names)
 
 
-RUNS = ("run", "run_id", "run_name", "_runid", "runid", "exp_name", "experiment_id")
+RUNS = (
+    *("run", "run_id", "run_name", "_runid", "runid", "exp_name", "experiment_id"),
+    *("algo", "algorithm", "method", "variant", "arm", "condition"),
+)
 """Names under which a row says which run it is of, the best first."""
 
 

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL
+from rolloutdoctor.importers.logs.counters import through_epochs
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
+from rolloutdoctor.importers.logs.numbers import as_float
 from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, step_of_row, values_of_row, with_shares
-from rolloutdoctor.importers.logs.row_names import RUNS
+from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.importers.logs.row_names import RUNS, STEPS
 from rolloutdoctor.importers.logs.rows_with_steps import without_summary
 
 
@@ -20,6 +23,7 @@ def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]
     """
     named = _name_of_run(rows)
     if named is None:
+        rows = _through_epochs(rows)
         found = _by_steps(rows)
     else:
         runs: dict[str, list[Row]] = {}
@@ -41,6 +45,20 @@ def _name_of_run(rows: Sequence[Row]) -> str | None:
         if all(isinstance(value, (str, int)) for value in values) and 1 < len({*values}) <= len(values) / 2:
             return name
     return None
+
+
+def _through_epochs(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return rows with steps that go on where a loop counts them anew in each epoch."""
+    epochs = [as_float(row.get("epoch")) for row, _ in rows]
+    records = [Printed({"epoch": epoch}, step_of_row(row)) for epoch, (row, _) in zip(epochs, rows, strict=True)]
+    steps = [record.step for record in through_epochs(records)]
+    return [
+        (
+            row if step == record.step else {**row, next(name for name in STEPS if row.get(name) is not None): step},
+            where,
+        )
+        for record, step, (row, where) in zip(records, steps, rows, strict=True)
+    ]
 
 
 def _by_steps(rows: Sequence[Row]) -> list[RunOfText]:
