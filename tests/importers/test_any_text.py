@@ -495,3 +495,19 @@ def test_a_line_of_an_epoch_and_of_a_step_are_not_mixed(tmp_path):
     assert notes.runs == 1
     assert values[10] == {"loss": 10.0, "avg_ep_reward": 1.0}
     assert 24 not in values or values[24]["loss"] == 24.0
+
+
+def test_episodes_of_a_loop_by_their_short_name(tmp_path):
+    text = "".join(
+        f"Ep {number:03d} | scenario=a_{number % 3:02d} | mean_ret={-number / 8:.3f} | std=1.5 | loss=0.02 | kl=0.1\n"
+        for number in range(12)
+    )
+    values, _, _ = read(tmp_path / "out.log", text)
+    assert values[8] == {"mean_ret": -1.0, "std": 1.5, "loss": 0.02, "kl": 0.1}
+
+
+def test_rounds_of_a_table(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("accuracy,condition,mean_train_reward,round\n" + "".join(f"0.5,a,0.{n},{n}\n" for n in range(1, 6)))
+    values, _, _ = read(path)
+    assert values[3]["mean_train_reward"] == 0.3

@@ -20,7 +20,7 @@ from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 _CHART_STEPS = (*STEPS, "Step")
-_COUNTERS = (*STEPS, "episode", "epoch")
+_COUNTERS = (*STEPS, "episode", "epoch", "round")
 """Columns that number the rows, the best first, in lower case."""
 
 _DOWNLOADED = ["Wall time", "Step", "Value"]

@@ -28,7 +28,7 @@ _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
 _OF_TRAINER = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 _EVALUATIONS = frozenset({"eval", "passrate"})
 _SUMMARY = "train_runtime"
-_IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"batch", "epoch", "episode"}))
+_IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"batch", "ep", "epoch", "episode"}))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ _DICT_BEHIND = re.compile(r"[0-9}][,;|]?\s{1,4}(?:[|,-]\s{0,4})?[A-Za-z_][\w/ .-
 """A dict in a line of names and numbers: ``loss: 0.5, rewards: {'total': 3}``."""
 
 _COUNTER = re.compile(
-    r"(?i)(?<![\w/.])((?:global|training|train)[_ ]step|steps?|iteration|iter|it|update|batch|episode|epoch)\b"
+    r"(?i)(?<![\w/.])((?:global|training|train)[_ ]step|steps?|iteration|iter|it|update|batch|episode|ep|epoch)\b"
     r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
     r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
 )
@@ -48,17 +48,8 @@ _BRACKETED = re.compile(r"\s{0,8}\[ ?([0-9]{1,15}) ?/ ?([0-9]{1,15}) ?\]")
 _BEHIND_A_NAME = re.compile(r"\s{0,8}\[[\w./-]{1,100}\] {1,12}([0-9]{1,15}) ?/ ?([0-9]{1,15}) {0,8}\|")
 """A step without a word, behind the name of the run: ``[run-a]  3/100 | loss=0.5``."""
 _RANK = (
-    "global_step",
-    "training_step",
-    "train_step",
-    "step",
-    "steps",
-    "iteration",
-    "iter",
-    "it",
-    "update",
-    "batch",
-    "episode",
+    *("global_step", "training_step", "train_step", "step", "steps", "iteration", "iter"),
+    *("it", "update", "batch", "episode", "ep"),
 )
 COUNTERS = frozenset({*_RANK, "epoch", "current_steps"})
 """Names of what counts, in lower case; in a line that has several the first of `_RANK` counts."""
