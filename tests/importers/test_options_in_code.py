@@ -49,6 +49,11 @@ def test_what_names_stand_for(name):
     assert stated.values == {"beta": 0.02, "num_generations": 4}
 
 
+def test_a_table_that_holds_itself_is_left_out():
+    code = "c = dict(beta=0.02)\nc['own'] = c\nGRPOConfig(**c)"
+    assert read_code(Notebook((code,), ((),)), "code").values == {"beta": 0.02}
+
+
 NOT_STATED = {
     "counted up": "b = 0.0\nb += 0.1\nGRPOConfig(beta=b)",
     "of a loop": "b = 0.1\nfor b in (0.1, 0.2):\n    GRPOConfig(beta=b)",

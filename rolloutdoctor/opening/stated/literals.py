@@ -14,7 +14,7 @@ UNKNOWN = object()
 """What is no literal, and made of none."""
 
 _MOST_CALLS, _DEEPEST = 200, 8
-"""Calls of functions of the code itself that are followed, and one within another."""
+"""Calls of functions of the code itself that are followed; and one call, or one table, within another."""
 
 _LARGEST = 2**53
 _MAGIC = re.compile(r"^([ \t]*)[%!](?:.*\\\n)*.*$", re.MULTILINE)
@@ -54,11 +54,13 @@ def parsed(code: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def is_known(value: object) -> bool:
-    """Tell what is literal in all its parts."""
-    if isinstance(value, dict):
-        return all(map(is_known, value.values()))
-    return all(map(is_known, value)) if isinstance(value, list) else value is not UNKNOWN
+def is_known(value: object, depth: int = 0) -> bool:
+    """Tell what is literal in all its parts; a table that holds itself is not."""
+    if depth > _DEEPEST:
+        return False
+    if isinstance(value, dict | list):
+        return all(is_known(part, depth + 1) for part in (value.values() if isinstance(value, dict) else value))
+    return value is not UNKNOWN
 
 
 class _Class(dict[str, object]):
