@@ -73,9 +73,10 @@ def _code(path: Path) -> str:
 
 
 def _entry(path: Path) -> str:
-    """Return the line of a rule in the table: its module and its class."""
-    found = re.search(r"^class (\w+)\(\w*Rule\b", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return f"rules.{path.parent.name}.{path.stem}:{found[1] if found else ''}"
+    """Return the line of a rule in the table: its module and its class, the one that has a code."""
+    before = path.read_text(encoding="utf-8").partition("\n    code = ")[0]
+    *_, name = re.findall(r"^class (\w+)", before, re.MULTILINE)
+    return f"rules.{path.parent.name}.{path.stem}:{name}"
 
 
 if __name__ == "__main__":
