@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.importers.table import IMPORTERS
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.metric_names.table import tell_a_trainer
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.trainers.spec import Trainer
@@ -19,9 +20,10 @@ def how_to_record(
     The trainer is the one that made the run; where nothing says which, the one whose names its metrics have. What the
     importer of a dump knows goes over what its trainer knows.
     """
-    trainer = (
-        configured.trainer if configured else TRAINERS.get(metadata.trainer or "") or trainer_from_metric_names(metrics)
-    )
+    trainer = configured.trainer if configured else TRAINERS.get(metadata.trainer or "")
+    if trainer is None and tell_a_trainer(metrics):
+        # A loop of one's own with names of TRL cannot use its recorder.
+        trainer = trainer_from_metric_names(metrics)
     recording = dict(trainer.recording) if trainer else {}
     for importer in IMPORTERS:
         if importer.name == metadata.recording.get("importer"):

@@ -60,6 +60,12 @@ _FEWEST_NAMES = 2
 """Names that decide: a single one anybody may have chosen."""
 
 
+_OF_ANY_LOOP = frozenset({"loss", "reward", "kl", "entropy", "grad_norm", "learning_rate"})
+"""Names of TRL that a loop of anybody's own has as well, and that tell no trainer."""
+
+_OF_TRANSFORMERS = frozenset({"grad_norm", "learning_rate", "epoch"})
+
+
 def find(trainer: str) -> tuple[MetricName, ...]:
     """Return the metrics of a trainer.
 
@@ -136,6 +142,16 @@ def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
             last = "" if "" in ends else max(ends, key=ordered)
             until = min(filter(None, (until, last)), key=ordered, default="")
     return None if until and ordered(since) >= ordered(until) else (since, until)
+
+
+def tell_a_trainer(names: Collection[str]) -> bool:
+    """Tell whether names are more than those that any loop has; the Trainer of transformers logs three at once.
+
+    >>> tell_a_trainer(["loss", "reward", "kl"]), tell_a_trainer(["loss", "reward", "completion_length"])
+    (False, True)
+    """
+    of_one = (name for name in names if name not in _OF_ANY_LOOP)
+    return {*names} >= _OF_TRANSFORMERS or any(name in _no_quantity() or _owners(name) for name in of_one)
 
 
 def whose(names: Collection[str]) -> str | None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from importers.importing import DATA, slime_dump
 
+import rolloutdoctor as rd
 from rolloutdoctor.commands.info.query import describe
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
@@ -111,3 +112,11 @@ def test_a_recorded_run_is_answered_in_the_words_of_its_trainer(tmp_path):
         writer.write([{"step": 1, "group_id": "a", "sample_id": "b", "reward": 1.0}])
     found = describe(open_run([str(tmp_path / "run.parquet")]), CheckOptions())
     assert "--dump-details DIR" in found.absent["ref_log_probs"]
+
+
+@pytest.mark.parametrize(("more", "told"), [({}, False), ({"completion_length": 90.0}, True)])
+def test_a_loop_of_ones_own_with_names_that_trl_has_too_is_not_told_to_use_its_recorder(tmp_path, more, told):
+    lines = [{"step": step, "loss": 0.1, "reward": 0.5, "kl": 0.01, "grad_norm": 1.0} | more for step in range(1, 9)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    remedies = {one.remedy for one in rd.check(tmp_path / "log.jsonl").skipped}
+    assert any("rolloutdoctor.recorders.trl" in remedy for remedy in remedies) is told
