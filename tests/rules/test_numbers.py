@@ -104,6 +104,11 @@ def test_what_a_log_shows(code, series, expected):
     [
         ({"kl": [0.3] * 8, "beta": 0.1}, "warning"),
         ({"kl": [0.0, 0.1, 0.2, 0.3, 0.3, 0.3], "beta": 0.1}, "clean"),
+        # Half of the median of the next five: what grew as a policy that moves does.
+        ({"kl": [0.024, *[0.05] * 5], "beta": 0.1}, "clean"),
+        ({"kl": [0.026, *[0.05] * 5], "beta": 0.1}, "warning"),
+        # Of fewer lines none tells that, so the first is to be larger.
+        ({"kl": [0.06, *[0.5] * 3], "beta": 0.1}, "warning"),
     ],
 )
 def test_a_reference_of_another_checkpoint(series, expected):
