@@ -355,6 +355,13 @@ def test_options_of_another_kind_are_refused_with_a_sentence(call, part):
     assert part in str(refused.value)
 
 
+def test_a_log_alone_has_an_overview_of_what_it_holds(tmp_path):
+    lines = [{"step": step, "reward": 0.5 + 0.01 * step, "kl": 0.01 * step} for step in range(1, 13)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    titles = [panel.get_title(loc="left") for panel in rd.plot("overview", tmp_path / "log.jsonl").axes]
+    assert [title.partition(":")[0] for title in titles] == ["reward", "KL, nats"]
+
+
 def test_rows_without_a_log_have_no_overview(tmp_path):
     rows = [{"step": 1, "group_id": "a", "reward": float(row)} for row in range(4)]
     with pytest.raises(InputError, match="no picture of overview: nothing was logged: give the trainer's log as well"):

@@ -197,7 +197,8 @@ def _read(
     ready: PreparedRun, gatherers: "Sequence[Gatherer]", progress: Progress | None, *, measured: bool
 ) -> RunState:
     """Pass every step to the gatherers and, if they are to measure it, to the rules; return what these measured."""
-    if measured and ready.run.metrics_only:
+    is_log = measured and ready.run.metrics_only
+    if is_log and not gatherers:
         return measure_log(ready)
     # A log alone is judged without torch, which these import.
     from rolloutdoctor.engine.accumulate import RuleAccumulator
@@ -205,6 +206,6 @@ def _read(
     from rolloutdoctor.engine.table_builder import TableBuilder
 
     plan, options = ready.plan, ready.options
-    rules = [RuleAccumulator(plan, TableBuilder(plan, options.memory))] if measured else []
+    rules = [RuleAccumulator(plan, TableBuilder(plan, options.memory))] if measured and not is_log else []
     run_file_steps(ready.run, [*rules, *gatherers], options, ready.metrics, progress)
-    return rules[0].state() if rules else RunState()
+    return measure_log(ready) if is_log else rules[0].state() if rules else RunState()
