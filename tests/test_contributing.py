@@ -70,7 +70,7 @@ OF_THE_ENGINE = frozenset(
 
 @pytest.fixture(scope="module")
 def applied(tmp_path_factory):
-    """A copy of the sources with every example in it, and what did not apply."""
+    """A copy of the sources with every example in it, what did not apply, and `packs.py` after the new rule."""
     copy = tmp_path_factory.mktemp("copy")
     for folder in ("rolloutdoctor", "tests/rules"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -79,9 +79,17 @@ def applied(tmp_path_factory):
         shutil.copy(ROOT / file, copy / file)
     make = [sys.executable, "tests/new_rule.py", "certain-tokens", "RDO099"]
     subprocess.run(make, cwd=copy, check=True, capture_output=True)
+    entered = (copy / "rolloutdoctor" / "packs.py").read_text(encoding="utf-8").splitlines()
     apply = ["git", "apply", "-C1", "-"]
     done = [subprocess.run(apply, cwd=copy, input=each.encode(), capture_output=True, check=False) for each in RECIPES]
-    return copy, [one.stderr.decode() for one in done if one.returncode]
+    return copy, [one.stderr.decode() for one in done if one.returncode], entered
+
+
+def test_a_new_rule_is_one_more_line_of_the_table(applied):
+    before = (ROOT / "rolloutdoctor" / "packs.py").read_text(encoding="utf-8").splitlines()
+    line = '    "rules.off_policy.certain_tokens:CertainTokens",'
+    assert [one for one in applied[2] if one != line] == before
+    assert applied[2].count(line) == 1
 
 
 def test_every_diff_applies(applied):
@@ -91,7 +99,7 @@ def test_every_diff_applies(applied):
 
 @pytest.mark.slow
 def test_what_they_add_works(applied):
-    copy, _ = applied
+    copy = applied[0]
     done = subprocess.run([sys.executable, "-c", USE], cwd=copy, capture_output=True, encoding="utf-8", check=False)
     assert done.stdout.splitlines() == [
         "RDO099 info confirmed: tokens_share 1",
