@@ -43,9 +43,9 @@ for version in ("0.3.0", "0.3.1"):
     config = resolve(skyrl.options, parse_version(version), [], trainer="skyrl")
     print(skyrl.release(version).state, config["trainer.algorithm.grpo_norm_by_std"])
 row = {"step": 1, "prompt": "a", "log_probs": [-0.5, -0.25]}
-Path("toy_1.jsonl").write_text("".join(json.dumps({**row, "score": score}) + "\\n" for score in (1, 0)))
-print(rolloutdoctor.check("toy_1.jsonl").trainer)
-rolloutdoctor.plot("scores", "toy_1.jsonl").savefig("scores.png")
+Path("pebble_1.jsonl").write_text("".join(json.dumps({**row, "score": score}) + "\\n" for score in (1, 0)))
+print(rolloutdoctor.check("pebble_1.jsonl").trainer)
+rolloutdoctor.plot("scores", "pebble_1.jsonl").savefig("scores.png")
 """
 
 
@@ -109,7 +109,7 @@ def test_what_they_add_works(applied):
         "[1.0, 0.5, 0.5]",
         "read True",
         "read False",
-        "toy",
+        "pebble",
     ], done.stderr
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "testpaths=tests/trainers"]
     done = subprocess.run(tests, cwd=copy, capture_output=True, encoding="utf-8", check=False)
