@@ -89,10 +89,10 @@ def trainer_entries(row: Mapping[str, object], where: str) -> Iterator[Entry]:
 
 
 def _opens_document(path: Path) -> bool:
-    """True if a file may be one JSON document: its first line is no object by itself, or that with `log_history`."""
-    first = lines.first_object(path)
-    if first is not None:
-        return _HISTORY in first or bool(rows_of(first)[0])
+    """True if a file may be one JSON document: its first line is no object by itself, or all of it, with rows."""
+    objects = lines.first_objects(path, 2)
+    if objects:
+        return len(objects) == 1 and (_HISTORY in objects[0] or bool(rows_of(objects[0])[0]))
     try:
         with path.open("rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()

@@ -10,7 +10,7 @@ from rolloutdoctor.pictures.gather.base import LINES, FigureAccumulator, carryin
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import KlData
 from rolloutdoctor.rules.base import Context
-from rolloutdoctor.rules.metrics.logged_kl import logged_kl
+from rolloutdoctor.rules.logged_kl import logged_kl
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.trainers.spec import Trainer
 

@@ -123,7 +123,7 @@ class KlMetricCorrupted(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """See `logged_kl`."""
-        from rolloutdoctor.rules.metrics.logged_kl import logged_kl
+        from rolloutdoctor.rules.logged_kl import logged_kl
 
         return logged_kl(step)
 
