@@ -17,15 +17,19 @@ _STEPS = 3
 
 
 def find_refuted(configured: Configured | None, metrics: LoggedMetrics) -> tuple[Refuted, ...]:
-    """Return the options that the log contradicts."""
+    """Return the options that the log contradicts; of a release that was not read, none that is stated.
+
+    What such a release logs under an option is unknown: older ones of TRL and Unsloth log a KL whatever beta is.
+    """
     if configured is None:
         return ()
-    return (*_by_traces(configured, metrics), *_by_rounded_losses(configured, metrics))
+    found = (*_by_traces(configured, metrics), *_by_rounded_losses(configured, metrics))
+    return tuple(one for one in found if one.assumed or not configured.release.words)
 
 
 def has_traces(configured: Configured | None, metrics: LoggedMetrics) -> bool:
     """Return True if the log holds a metric that could refute an option that is stated."""
-    if configured is None:
+    if configured is None or configured.release.words:
         return False
     names, settings = metrics.names(), configured.config.settings
     return any(

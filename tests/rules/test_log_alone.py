@@ -6,6 +6,7 @@ import pytest
 from importers.importing import DATA
 from rules.checking import outcomes
 
+import rolloutdoctor as rd
 from rolloutdoctor.commands.info.query import describe
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check import check
@@ -492,3 +493,11 @@ def test_a_log_alone_is_measured_as_steps_without_rows_are(tmp_path, options):
         state = measure(ready)
     assert len(state.frames["metrics"]) > 24
     assert by_batches.state() == state
+
+
+@pytest.mark.parametrize(("release", "found"), [("1.16.0", ["RDI014"]), ("0.10", []), ("99.0", [])])
+def test_a_release_that_was_not_read_refutes_no_option(tmp_path, release, found):
+    path = trainer_state(tmp_path, *[{"loss": 0.0, "grad_norm": 1.0, "reward": 0.5, "kl": 0.05}] * 4)
+    report = rd.check(path, select=["RDI014"], trainer=f"trl@{release}", options={"beta": 0.0})
+    assert [one.code for one in report.findings] == found
+    assert not [one for one in report.clean if found != ["RDI014"]]

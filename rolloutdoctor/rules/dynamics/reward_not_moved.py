@@ -108,7 +108,8 @@ class RewardNotMoved(NumbersRule):
     def _standing_still(self, run: Measured) -> str:
         """Name what else did not move."""
         kl, entropy = levels(run, "kl"), levels(run, "entropy")
-        found = ["the KL is"] if kl is not None and abs(kl.last) < self.small_kl else []
+        found = ["the KL"] if kl is not None and abs(kl.last) < self.small_kl else []
         if entropy is not None and abs(entropy.change) < self.still * abs(entropy.first):
-            found.append("the entropy is")
-        return f"; {' and '.join(found)} where it was" if found else ""
+            found.append("the entropy")
+        are = "are where they were" if len(found) > 1 else "is where it was"
+        return f"; {' and '.join(found)} {are}" if found else ""

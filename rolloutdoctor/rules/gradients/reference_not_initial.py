@@ -33,7 +33,8 @@ class ReferenceNotInitial(NumbersRule):
     reference may differ on purpose.
 
     ## What to do
-    Check which weights the reference was loaded from; for an adapter on top of another, merge that one first.
+    Check which weights the reference was loaded from; for an adapter on top of another, merge that one first. A second
+    call of ``train()`` goes on with a policy that was trained, and explains the KL.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
@@ -112,8 +113,8 @@ class ReferenceNotInitial(NumbersRule):
             + ": the reference is not the model that the training started from.",
             evidence="the logged KL of the first step",
             advice=(
-                "check which weights the reference was loaded from; if you train a new adapter on an old one, merge "
-                "the old one first"
+                "check which weights the reference was loaded from, unless the policy was trained before (a second "
+                "call of train()); if you train a new adapter on an old one, merge the old one first"
             ),
             remark=headline if at_rate else "",
             measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
