@@ -108,7 +108,8 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     page = target.read_text(encoding="utf-8")
     assert page.count("<svg ") == 11
     assert str(SAMPLES) not in page
-    assert len(page) < 850_000
+    # A page of a megabyte opens at once, and goes through by mail.
+    assert len(page) < 1_000_000
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     rolloutdoctor("report", RUN, "-o", target)
     assert target.read_text(encoding="utf-8") == page
