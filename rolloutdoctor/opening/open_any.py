@@ -10,6 +10,7 @@ from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expand, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import (
+    LoggedMetrics,
     differences,
     read_metrics,
 )
@@ -20,7 +21,7 @@ from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
-from rolloutdoctor.metric_names.table import writers
+from rolloutdoctor.metric_names.table import tell_a_trainer, writers
 from rolloutdoctor.opening.beside import completed, newest_state, stated_beside, tracked
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
@@ -88,6 +89,11 @@ def open_any(
         yield Run([file], file.metadata, metrics, found.sources, found.logs, sink.note)
 
 
+def _likely(metrics: LoggedMetrics) -> Sequence[str]:
+    """Return the trainers whose names a log has; names that any loop has tell none, whatever is beside them."""
+    return writers(metrics.names()) if tell_a_trainer(metrics.names()) else ()
+
+
 def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str], None]) -> Run:
     """Read logs without rollouts as a run, with the options that lie beside these paths."""
     kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
@@ -97,7 +103,7 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     writer = trainer_from_metric_names(metrics.names())
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
-    stated = stated_beside(beside, logs, tell, writers(metrics.names()))
+    stated = stated_beside(beside, logs, tell, _likely(metrics))
     for log in () if stated else logs:
         sentence = own_options(log, tracked(log))
         if sentence is not None:
@@ -157,9 +163,7 @@ def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -
         run = run.with_logs(metrics, logs)
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
-            run.metadata = completed(
-                run.metadata, stated_beside((), logs, tell, writers(run.metrics.names())), tell, writer
-            )
+            run.metadata = completed(run.metadata, stated_beside((), logs, tell, _likely(run.metrics)), tell, writer)
         run.metadata = run.metadata.with_total_steps(metrics.total_steps)
     return run
 

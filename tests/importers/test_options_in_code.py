@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import rolloutdoctor as rd
 from rolloutdoctor.importers.reading.notebooks import Notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.stated.calls import read_code
@@ -168,3 +169,18 @@ def test_what_a_tracker_was_given_is_said(tmp_path):
     assert own_options(source, {"gamma": 0.99}) is None
     # What these count differs from loop to loop, and mu may be the mean of a noise.
     assert own_options(source, {"gamma": 0.99, "mu": 0.0, "num_iterations": 3}) is None
+
+
+@pytest.mark.parametrize(("more", "trainer"), [({}, None), ({"completion_length": 90.0}, "trl")])
+def test_a_loop_of_ones_own_is_no_trainer_by_options_that_any_loop_has(tmp_path, more, trainer):
+    values = {"loss": 0.1, "reward": 0.5, "kl": 0.01, "entropy": 0.6, "grad_norm": 1.0} | more
+    lines = [
+        f"step {step} | " + " | ".join(f"{name}={value}" for name, value in values.items()) for step in range(1, 9)
+    ]
+    options = "beta=0.0, temperature=1.0, num_generations=8, epsilon=0.2"
+    (tmp_path / "train.log").write_text("\n".join([options, *lines, ""]))
+    report = rd.check(tmp_path / "train.log")
+    assert (report.trainer, [one.code for one in report.findings if one.code == "RDI014"]) == (trainer, RDI014[trainer])
+
+
+RDI014 = {None: [], "trl": ["RDI014"]}
