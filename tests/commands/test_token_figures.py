@@ -133,6 +133,17 @@ def test_lengths_by_status():
     assert data.by_status
 
 
+def test_a_response_without_a_status_is_neither_truncated_nor_finished():
+    ends = ["MAX_LENGTH", None, "stop", None]
+    data = drawn("lengths", step=[0, 0, 1, 1], reward=[1.0] * 4, response_ids=[[1]] * 4, status=ends)
+    assert (data.truncated, data.truncated_rows) == ((1.0, 0.0), 1)
+
+
+def test_a_step_whose_responses_have_no_tokens_recorded_has_no_length():
+    data = drawn("lengths", step=[0, 1], reward=[1.0] * 2, response_ids=[[1, 2], None], status=["stop"] * 2)
+    assert (data.steps, data.median) == ((0,), (2.0,))
+
+
 def test_lengths_without_status():
     mask = [[1] * size for size in (2, 8, 8, 5)]
     data = drawn("lengths", step=[0, 0, 0, 1], reward=[1.0] * 4, response_mask=mask)

@@ -60,6 +60,22 @@ def random_columns(seed, *, steps=3, groups=6, size=4, longest=12):
     }
 
 
+def full_columns(seed=3, *, steps=7):
+    """The same with versions, entropies, tokens, statuses and logged advantages, which nobody computed."""
+    columns, draw = random_columns(seed, steps=steps), np.random.default_rng(0)
+    lengths = [len(mask) for mask in columns["response_mask"]]
+    version = draw.integers(0, 3, len(lengths))
+    return columns | {
+        "rollout_log_probs": [row + 0.05 for row in columns["policy_log_probs"]],
+        "entropy": [np.abs(row) for row in columns["policy_log_probs"]],
+        "response_ids": [draw.integers(2, 9, length) for length in lengths],
+        "status": draw.choice(["stop", "length"], len(lengths)).tolist(),
+        "policy_version_min": version.tolist(),
+        "policy_version_max": (version + 1).tolist(),
+        "advantage": draw.normal(size=len(lengths)).tolist(),
+    }
+
+
 def write(path, columns, metadata=TRL, *, rows=None, row_group_size=None, logged=None):
     """Write columns, or some of their rows, as a run file."""
     if rows is not None:

@@ -43,7 +43,7 @@ class KlFigure(FigureAccumulator):
         kl_T = None
         if term is not None and evaluation.per_token is not None:
             kl_T = evaluation.per_token.kl_T
-        elif term is None and evaluation.objective.kl_reward is not None:
+        elif term is None and batch.has(*reward_kl_columns(evaluation.objective), "response_mask"):
             term = evaluation.objective.kl_reward
             kl_T = reward_kl_tokens(batch, evaluation.objective, step.dtype)
         if trainer is None or term is None or kl_T is None:

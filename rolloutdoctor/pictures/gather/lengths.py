@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import polars as pl
 import torch
 
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.engine.gatherer import Schemas
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
@@ -14,9 +15,6 @@ from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import LengthsData
 from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import Context
-
-TRUNCATED = ("length", "truncated", "max_tokens")
-"""Names that trainers and engines give a response that was cut off at its largest length."""
 
 _HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
 """Columns that tell the length of a response."""
@@ -36,17 +34,21 @@ class LengthsFigure(FigureAccumulator):
 
     def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
         """See `FigureAccumulator`."""
-        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
-        if lengths not in context.columns:
-            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
-        return frozenset({lengths})
+        self._tells = next((name for name in _HAVE_LENGTHS if name in context.columns), "")
+        if not self._tells:
+            names, told = " or ".join(_HAVE_LENGTHS), remedy(["response_mask"], context)
+            raise InputError(f"no column says how long responses are ({names}): {told}")
+        return frozenset({self._tells})
 
     def gather(self, step: EvaluatedStep) -> None:
         """Keep how long the rows of one step are, whether they were cut off, and their last token."""
         batch = step.batch
+        if not batch.has(self._tells):
+            return
         columns: dict[str, Any] = {"length": batch.rows.diff().cpu().numpy()}
         if batch.statuses:
-            columns["cut"] = [status in TRUNCATED for status in batch.statuses]
+            # Of a response without a status nothing is known.
+            columns["cut"] = [None if status is None else status.lower() in TRUNCATED for status in batch.statuses]
         if batch.has("response_ids") and batch.tokens:
             last_N = batch.column("response_ids")[(batch.rows[1:] - 1).clamp(min=0)]
             columns["last"] = torch.where(batch.rows.diff() > 0, last_N, NO_TOKEN).cpu().numpy()

@@ -66,9 +66,10 @@ def _groups(rows: pl.DataFrame, passing: str) -> dict[str, Any]:
     """Return how many responses of each group pass, by step; nothing without a group of two responses."""
     judged = pl.col(passing or WHOLE)
     groups = (
-        rows.drop_nulls(["group", passing or WHOLE])
+        rows.with_columns(passed=judged == judged.max())
+        .drop_nulls(["group", passing or WHOLE])
         .group_by("steps", "group")
-        .agg(size=pl.len(), passed=(judged == rows[passing or WHOLE].max()).sum(), equal=pl.col(WHOLE).n_unique() == 1)
+        .agg(pl.sum("passed"), size=pl.len(), equal=pl.col(WHOLE).n_unique() == 1)
         .filter(pl.col("size") > 1)
     )
     if groups.is_empty():

@@ -57,6 +57,8 @@ class MismatchFigure(FigureAccumulator):
         LINES: {
             "steps": pl.Int64(),
             "tokens": pl.Int64(),
+            "median": pl.Float64(),
+            "upper": pl.Float64(),
             "compared": pl.String(),
             "sampled": pl.Boolean(),
             "stamped": pl.Boolean(),
