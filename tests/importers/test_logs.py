@@ -195,3 +195,18 @@ def test_what_comes_through_a_pipe_and_is_nothing(data, why, checked):
     code, out, err = checked("-", data=data)
     assert (code, out) == (2, "")
     assert why in err
+
+
+def test_a_line_that_names_an_evaluation_without_a_number_is_of_the_training(tmp_path):
+    line = (
+        "{'current_steps': %d, 'loss': -0.1994, 'eval_loss': %s, 'reward': 0.13, 'learning_rate': 1e-05, 'epoch': 0.01}"
+    )
+    path = written(tmp_path, "console.txt", f"as follows:\n{line % (10, 'null')}\n{line % (20, 'null')}\n")
+    assert {key: values["loss"] for key, values in entries(path).items()} == {
+        (10, "train"): -0.1994,
+        (20, "train"): -0.1994,
+    }
+    both = written(tmp_path, "both.txt", f"as follows:\n{line % (10, '0.5')}\n")
+    assert entries(both)[10, "train"]["loss"] == -0.1994
+    alone = written(tmp_path, "alone.txt", "as follows:\n{'eval_loss': 0.5, 'eval_reward': 0.75, 'epoch': 0.01}\n")
+    assert {split: values["loss"] for (_, split), values in entries(alone).items()} == {"eval": 0.5}

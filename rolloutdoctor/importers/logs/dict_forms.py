@@ -27,6 +27,7 @@ _BEGINS = re.compile(r"\s*\{")
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
 _OF_TRAINER = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 _EVALUATIONS = frozenset({"eval", "passrate"})
+_EVAL = "eval_"
 _SUMMARY = "train_runtime"
 _IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"batch", "ep", "epoch", "episode"}))
 
@@ -82,7 +83,8 @@ class DictForm:
         step, total, counter = _step_of(row)
         if step is None and not self.names:
             step, total, _ = counted(line[: line.find("{")]) or (None, None, "")
-        named = {name.removeprefix("eval_"): text for name, text in row.items() if name != counter}
+        is_eval = _is_evaluation(row)
+        named = {_named(name, is_eval=is_eval): text for name, text in row.items() if name != counter}
         values, nulls = values_of(named), nulls_of(named)
         if self.names:
             logs, values = "epoch" in values and bool(self.names & values.keys()), values | nulls
@@ -91,9 +93,9 @@ class DictForm:
             is_long = len(row) - len(nulls) >= FEWEST_NUMBERS
             logs = is_long and is_log_line(values) and not any(name in line for name in of_rollouts)
         if logs:
-            split = EVAL if any(name.startswith("eval_") for name in row) else TRAIN
-            texts = {name.removeprefix("eval_"): value for name, value in texts_in(text[text.find("{") :]).items()}
-            yield Printed(values, step, split, counter=counter, total_steps=total, texts=texts)
+            texts = texts_in(text[text.find("{") :])
+            texts = {_named(name, is_eval=is_eval): value for name, value in texts.items()}
+            yield Printed(values, step, EVAL if is_eval else TRAIN, counter=counter, total_steps=total, texts=texts)
 
 
 # ``train`` (slime/backends/megatron_utils/model.py) and slime/observability/*_metrics.py; ``fit``
@@ -112,6 +114,16 @@ OPENRLHF = DictForm(
 )
 TRAINER = DictForm("the console log of the transformers Trainer", mark="epoch", names=_OF_TRAINER)
 ANY_DICT = DictForm("lines of names and numbers")
+
+
+def _is_evaluation(row: dict[str, str]) -> bool:
+    """True if a row has numbers of an evaluation, and not of training: that may say ``eval_loss: null``."""
+    of_eval = {name.removeprefix(_EVAL) for name in values_of(row) if name.startswith(_EVAL)}
+    return bool(of_eval) and not of_eval & row.keys()
+
+
+def _named(name: str, *, is_eval: bool) -> str:
+    return name.removeprefix(_EVAL) if is_eval else name
 
 
 def _step_of(row: dict[str, str]) -> tuple[int | None, int | None, str]:
