@@ -1,5 +1,9 @@
 """A logged KL that its estimator cannot give, or that stands out."""
 
+import math
+
+import polars as pl
+
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, counted, number, own_name
 from rolloutdoctor.rules.logged_oddities import Oddity
@@ -34,6 +38,33 @@ def negative(run: Measured, context: Context, *, below: float, fewest_negative: 
         + ("; k1 may be near 0 where policies differ" if term is None else ": it is not the configured estimator"),
         why="An estimator that is never negative cannot give this value, so the metric is computed from another.",
         onset=run.table.filter("is_wrong")["step"][0],
+    )
+
+
+def improbable(run: Measured, context: Context, *, chance: float) -> Oddity | None:
+    """A KL of responses, the mean of their sums of k1, that a policy's own samples give in few of so many updates.
+
+    Of samples of p the mean of q/p is 1 at most, and exp is convex: a mean of log(p/q) below -x, over however many
+    responses, has a probability of exp(-x) at most.
+    """
+    kl = run.table["response_kl"].drop_nulls()
+    lowest = min(0.0, float(kl.to_numpy().min())) if len(kl) else 0.0
+    if not len(kl) or len(kl) * math.exp(lowest) >= chance:
+        return None
+    name = context.quantities["response_kl"][0]
+    step = run.table.filter(pl.col("response_kl") == lowest)["step"][0]
+    words = (
+        f"{name} is {number(lowest)} nats in step {step}: at most one update in {math.exp(-lowest):,.0f} would be so "
+        "low if the policy that scores the responses had sampled them"
+    )
+    return Oddity(
+        severity=Severity.INFO,
+        words=words,
+        remark=words,
+        advice="sample from the whole distribution (no top-k, top-p or least length, temperature 1), and score the "
+        "same tokens with the same padding, and without dropout",
+        why="A KL far below 0 says that other tokens or another distribution were scored than sampled.",
+        onset=step,
     )
 
 

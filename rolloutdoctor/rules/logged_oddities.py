@@ -109,7 +109,7 @@ def impossible(run: Measured, context: Context) -> Oddity | None:
 
 def huge(run: Measured, context: Context, *, norm_above: float) -> Oddity | None:
     """A gradient norm that no averaged loss gives."""
-    huge = run.table.filter(pl.col("norm") > norm_above)
+    huge = run.table.filter(pl.col("grad_norm") > norm_above)
     if not len(huge):
         return None
     return Oddity(

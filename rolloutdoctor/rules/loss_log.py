@@ -76,7 +76,7 @@ def judge_log(log: pl.DataFrame, near_zero: float, *, each_step: bool) -> Judgem
     broken = _without_gradient(log, each_step=each_step or (count > 1 and "window" not in lines))
     if broken is not None:
         return broken
-    if count < FEWEST_STILL or len(log.filter(loss.abs() < near_zero)) < count:
+    if len(log.filter(loss.abs() < near_zero)) < count:
         return None
     if still == count:
         if count < FEWEST_LINES:
@@ -95,17 +95,19 @@ def judge_log(log: pl.DataFrame, near_zero: float, *, each_step: bool) -> Judgem
                 "not frozen"
             ),
         )
-    if len(log.filter(loss.round(DIGITS) == loss)) < count:
+    beta, moved = "", log.filter(pl.col("norm") > (0 if count >= FEWEST_STILL else COARSE))
+    if not len(moved) or len(log.filter(loss.round(DIGITS) == loss)) < count:
         return None
-    beta, moved = "", len(log.filter(pl.col("norm") > 0))
     kl = log.filter(pl.col("kl_logged") > 0, pl.col("kl_logged").is_finite())["kl_logged"].max()
     if isinstance(kl, float) and (log["logged"] == 0).all():
         # beta times the KL was rounded to 0 as well.
         beta = f"; if the loss has a KL term, its coefficient is below {number(DIGIT / 2 / kl)}"
+    have = f"{len(moved):,} have" if count > 1 else "it has"
     return Judgement(
         severity=Severity.INFO,
         confirmed=True,
-        headline=f"|loss| < {near_zero:g} in all of {lines}, rounded to four digits: {moved:,} have a nonzero gradient",
+        headline=f"|loss| < {near_zero:g} in {'all of ' if count > 1 else ''}{lines}, rounded to four digits: {have} a "
+        "nonzero gradient",
         message=(
             f"the losses of {lines} are printed with four digits, and the gradient norm is up to "
             f"{number(log.select(pl.max('norm')).item())}: the gradient is nonzero, only the printed loss is "
@@ -116,7 +118,17 @@ def judge_log(log: pl.DataFrame, near_zero: float, *, each_step: bool) -> Judgem
             "watch the reward and the gradient norm instead: on-policy the surrogate loss is near 0 by construction, "
             "but its gradient is not"
         ),
+        remark=_as_printed(log["logged"], moved["norm"], lines),
     )
+
+
+def _as_printed(losses: pl.Series, norms: pl.Series, lines: str) -> str:
+    """Say that losses are 0 only as they are printed, if all are 0 and all have a gradient."""
+    if (losses != 0).any() or len(norms) < len(losses):
+        return ""
+    low, high = (number(float(value)) for value in norms.sort().to_numpy()[[0, -1]])
+    norm = low if low == high else f"{low} to {high}"
+    return f"the loss is 0 only as printed, with four digits: the gradient norm is {norm} in {lines}"
 
 
 def _without_gradient(log: pl.DataFrame, *, each_step: bool) -> Judgement | None:

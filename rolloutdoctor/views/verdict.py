@@ -75,7 +75,7 @@ def _outcome(report: Report) -> str:
         return f"Nothing could be checked: {_untested(report)}."
     testable = report.testable
     if tested < _LEAST_TESTED * testable:
-        return " ".join([_too_little(report, tested, testable), *_remarks(report)])
+        return " ".join([*_remarks(report), _too_little(report, tested, testable)])
     if tested < (1 - _MOST_UNTESTED) * testable:
         kind = "read a log" if report.is_log_alone else "apply"
         words = f"No fault was found, but only {tested} of {testable} rules that {kind} could be tested."

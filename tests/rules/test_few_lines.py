@@ -121,6 +121,17 @@ def test_a_reward_printed_with_few_digits_is_0_where_its_extremes_are(tmp_path):
     assert finding(verl(tmp_path / "some.log", (1, some)), "RDT002") is None
 
 
+@pytest.mark.parametrize(
+    ("norm", "said"), [(0.0, None), (0.00099, None), (0.0011, "the gradient norm is 0.0011 in 1 step")]
+)
+def test_a_loss_of_0_beside_a_gradient_is_explained_of_one_line(tmp_path, norm, said):
+    line = {"loss": 0.0, "grad_norm": norm, "reward": 0.8965, "reward_std": 0.8323, "kl": 8.57e-05, "epoch": 0.01}
+    report = rd.check(jsonl(tmp_path / "log.jsonl", line))
+    found = next((one for one in report.findings if one.code == "RDG002" and one.remark), None)
+    assert (found is not None and said in verdict(report)) is (said is not None)
+    assert verdict(report).startswith("The loss is 0 only as printed") is (said is not None)
+
+
 def test_functions_that_give_nothing_in_one_line_are_named(tmp_path):
     functions = {"rewards/a/mean": 0.0, "rewards/a/std": 0.0, "rewards/b/mean": 0.0, "rewards/b/std": 0.31415}
     found = finding(jsonl(tmp_path / "log.jsonl", SWIFT | functions), "RDT002")
@@ -160,6 +171,11 @@ def test_the_ppo_of_trl_has_a_kl_of_responses(tmp_path):
     for kl, is_found in ((-29.9, False), (-30.1, True)):
         below = finding(jsonl(tmp_path / "below.jsonl", entry | {"objective/kl": kl}), "RDM003")
         assert (below is not None and "not sampled from the policy" in below.headline) is is_found
+    # An update of a policy's own samples is below -4.61 in one of 100 at most; of ten updates one is.
+    for kl, lines, is_found in ((-4.6, 1, False), (-4.61, 1, True), (-6.9, 10, False), (-6.91, 10, True)):
+        others = [entry] * (lines - 1)
+        low = finding(jsonl(tmp_path / "low.jsonl", entry | {"objective/kl": kl}, *others), "RDM003")
+        assert (low is not None and low.severity.label == "info" and "at most one update in" in low.remark) is is_found
     # Each padded token counts as a log-prob of 1.
     padded = jsonl(tmp_path / "padded.jsonl", entry | {"objective/entropy": -3.5, "policy/entropy_avg": 0.5})
     assert finding(padded, "RDM003") is None

@@ -45,8 +45,8 @@ class LossNearZero(TableRule):
     exactly 0 in a line in which no group is zero-variance, or in a step with reward variance: one such line is a
     warning, and three, if all lines are so, an error. Lines in which more than a tenth of the responses, which may be
     masked, were cut off, or every token is clipped, prove nothing. Losses of about zero with at most four digits, and
-    gradient norms above 0, in three lines or more were rounded: the gradient is there, and beta times the KL stays
-    below half a digit. A loss and a gradient norm of 0 throughout count from ten lines.
+    gradient norms above 0, or above 0.001 in one or two lines, were rounded: the gradient is there, and beta times the
+    KL stays below half a digit. A loss and a gradient norm of 0 throughout count from ten lines.
 
     ## What to do
     Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no

@@ -13,7 +13,7 @@ from rolloutdoctor.metric_names.value_bounds import BOUNDS, SLACK
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import LONGER_LOG, Measure
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.kl_oddities import negative, spike
+from rolloutdoctor.rules.kl_oddities import improbable, negative, spike
 from rolloutdoctor.rules.logged_nonfinite import judge_nonfinite, nonfinite_columns
 from rolloutdoctor.rules.logged_oddities import ended, huge, impossible, without_value
 from rolloutdoctor.rules.logged_quantities import not_logged
@@ -25,31 +25,28 @@ class LoggedAnomaly(TableRule):
     """A logged number is NaN or infinite, impossible (a negative entropy), or out of all proportion.
 
     ## What it does
-    Reads every logged metric of training steps; for one of unknown name, only whether it is a number. No rollouts are
-    needed.
+    Reads every logged metric of training steps; for one of unknown name, only whether it is a number.
 
     ## Why it matters
     A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step; in any other metric
     it hides what the metric would show. A share above 1, a negative entropy or a negative mean of k2 or k3 is not what
-    its name says. A step whose KL is many times that of all others is the first to look at. (Gradient norms that stand
-    out are `RDT008`'s.)
+    its name says. (Gradient norms that stand out are `RDT008`'s.)
 
     ## How it is measured
-    `nonfinite_steps` have a NaN or an infinity: an error in the loss, the gradient norm or those of a critic, else
-    a warning; information in the reward of a function, which may have scored no response, and in a metric of
-    unknown name. A metric that is logged at first and not in the last steps (five, and three times its interval) is
-    a warning if trainers log it in every step, else information. `impossible_steps` have a value outside the range
-    of its quantity: a warning, and information if all values of an entropy are negative, which is a convention of
-    sign. A KL summed over a response is below -30 nats in at most one of 10^13 responses, if the policy that scores
-    them sampled them. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a
-    warning if the configuration says that the KL in the loss is k2 or k3. If nothing says so they are information,
-    since k1 may be negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all
-    others; with more than ten values, a `kl_peak` above 10 is a finding if the tail of the others does not explain
-    it, or if it is above 100 nats, without proof that it did harm. It is a warning from half a nat, or information
-    if the peak is in one line, or in fewer than 2 %, and the KL returns to its level; above 100 nats that
-    is mentioned beside "no fault was found". A gradient norm above 1e7 is
-    a warning too: no loss that averages tokens of rewards near 1 gives one. All but a large value alone are
-    confirmed: the log itself is the proof.
+    `nonfinite_steps` have a NaN or an infinity: an error in the loss, the gradient norm or those of a critic, else a
+    warning; information in the reward of a function, which may have scored no response, and in a metric of unknown
+    name. A metric that is logged at first and not in the last steps (five, and three times its interval) is a warning
+    if trainers log it in every step, else information. `impossible_steps` have a value outside the range of its
+    quantity: a warning, and information if all values of an entropy are negative, which is a convention of sign. A KL
+    summed over a response is below -30 nats in at most one of 10^13 responses, if the policy that scores them sampled
+    them, and the mean of an update below -x in one of exp(x): information where a log of so many lines has fewer than
+    0.01. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning if the
+    configuration says that the KL in the loss is k2 or k3. If nothing says so they are information, since k1 may be
+    negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all others; with more
+    than ten values, a `kl_peak` above 10 is a finding if the tail of the others does not explain it, or if it is above
+    100 nats: a warning from half a nat, or information if the peak is in one line, or in fewer than 2 %, and the KL
+    returns to its level. A gradient norm above 1e7 is a warning too: no loss that averages tokens of rewards near 1
+    gives one. All but a large value alone are confirmed: the log itself is the proof.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -79,6 +76,7 @@ class LoggedAnomaly(TableRule):
     fewest: int = 10
     norm_above: float = 1e7
     small_kl: float = 0.5
+    chance: float = 0.01
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Every metric: of one whose name is not known, whether it is a number."""
@@ -95,11 +93,15 @@ class LoggedAnomaly(TableRule):
         for name, (low, high) in BOUNDS.items():
             if name in context.quantities:
                 metric, meaning = context.quantities[name]
-                value = meaning.factor * logged + meaning.offset
-                is_out = value.is_finite() & ~value.is_between(low - SLACK, high + SLACK)
+                scaled = meaning.factor * logged + meaning.offset
+                is_out = scaled.is_finite() & ~scaled.is_between(low - SLACK, high + SLACK)
                 beyond |= (pl.col("metric") == metric) & is_out
         is_bad = ~logged.is_finite()
-        metric_of = {name: context.quantities.get(name, ("", None))[0] for name in ("kl", "grad_norm")}
+
+        def value(name: str) -> pl.Expr:
+            metric, _ = context.quantities.get(name, ("", None))
+            return logged.filter(pl.col("metric") == metric, logged.is_finite()).first()
+
         is_told = pl.col("metric").is_in(list(metric_quantities(context.metrics))) | is_bad.any().over(
             "split", "metric"
         )
@@ -109,8 +111,7 @@ class LoggedAnomaly(TableRule):
             is_finite=~is_bad.any(),
             beyond=pl.col("metric").filter(beyond).first(),
             beyond_value=logged.filter(beyond).first(),
-            kl=logged.filter(pl.col("metric") == metric_of["kl"], logged.is_finite()).first(),
-            norm=logged.filter(pl.col("metric") == metric_of["grad_norm"], logged.is_finite()).first(),
+            **{name: value(name) for name in ("kl", "grad_norm", "response_kl")},
         )
         return table.with_columns(
             is_wrong=pl.col("kl") < -(self.below if context.objective is not None else self.below_of_k1)
@@ -118,7 +119,7 @@ class LoggedAnomaly(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Counts of steps, and how far the largest values stand out."""
-        kl, norm = pl.col("kl"), pl.col("norm")
+        kl, norm = pl.col("kl"), pl.col("grad_norm")
         return {
             "nonfinite_steps": ((~pl.col("is_finite")).sum(), "steps"),
             "impossible_steps": (pl.col("beyond").count(), "steps"),
@@ -159,6 +160,7 @@ class LoggedAnomaly(TableRule):
             ended(run, context),
             without_value(run, context),
             impossible(run, context),
+            improbable(run, context, chance=self.chance),
             negative(run, context, below=self.below, fewest_negative=self.fewest_negative),
             huge(run, context, norm_above=self.norm_above),
             spike(run, context, fewest=self.fewest, peak_above=self.peak_above, small_kl=self.small_kl),

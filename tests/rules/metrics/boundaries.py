@@ -1,6 +1,6 @@
 """Numbers of the rules of this family: rows just below each, and just above."""
 
-from math import expm1
+from math import expm1, log
 
 from rules.row_boundaries import NEAR, RowBoundary, count, near
 
@@ -39,5 +39,6 @@ BOUNDARIES: list[RowBoundary] = [
         ("clean", "warning: .*spike"),
     ),
     near("RDM003", "small_kl", 0.5, lambda x: {"kl": [0.01] * 20 + [x]}, "info: .*spike", "warning: .*spike"),
+    near("RDM003", "chance", 0.01, lambda x: {"objective/kl": [log(x)]}, "info: .*one update in", "clean"),
     near("RDM003", "norm_above", 1e7, lambda x: {"grad_norm": [1.5] * 9 + [x]}, "clean", "warning: .*gradient norm"),
 ]
