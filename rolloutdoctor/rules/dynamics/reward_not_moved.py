@@ -1,22 +1,26 @@
 """RDT016: the reward at the end is that of the start, within its noise, from the trainer's log alone."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.dynamics.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.logged_quantities import of_distillation
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
 from rolloutdoctor.rules.series import change_of_means, memory
 from rolloutdoctor.rules.table_rule import Measured
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
 class RewardNotMoved(NumbersRule):
-    """The mean reward of the last third of the run is that of the first third, within two standard errors.
+    """The mean reward of the last third of the run is that of the first third, or the policy hardly moved.
 
     ## What it does
-    Compares the logged rewards of the last third with those of the first, and says what else stands still.
+    Compares the logged rewards of the last third with those of the first; looks at the KL and the learning rates.
 
     ## Why it matters
     It is the most frequent outcome of public runs, and no curve says it: a run of which nothing is known to be wrong
@@ -28,6 +32,10 @@ class RewardNotMoved(NumbersRule):
     three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the last are
     compared, within two standard deviations of all. It is information if 0 lies in the interval and the reward did not
     collapse in between (`RDT005`). Confirmed.
+
+    The policy hardly moved if its KL from the reference is below 0.001 nats in all of ten lines or more (`kl_largest`),
+    or if the learning rates of all steps add up to less than 1e-6 (`rate_sum`), by which Adam moves a weight at most,
+    and the reward changed by no more than three standard errors. A KL of 0 throughout was not computed.
 
     ## What to do
     Sample more responses a step, or train longer, before you call it a failure; look at the share of zero-variance
@@ -51,17 +59,25 @@ class RewardNotMoved(NumbersRule):
     still: float = 0.1
     ended: float = 0.01
     small_kl: float = 1e-3
+    """Nats a token: of a response of 400 tokens the log-prob then changed by less than half a nat."""
+    small_sum: float = 1e-6
+    """A ten-thousandth of a weight's usual size of 0.01."""
+    fewest_still: int = 10
+    errors_of_still: float = 3.0
+    """Standard errors of the reward beside a policy that hardly moved: two are reached by one such run in twenty."""
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """A training without a reward."""
         return of_distillation(context)
 
     def judge_few(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge a few steps of a training whose learning rate decayed to nothing: it is over."""
+        """Judge a few steps of a policy that hardly moved, or whose learning rate decayed to nothing: it is over."""
         if len(run.table) < self.few:
             return None
         values, rate = series(run, "reward"), series(run, "learning_rate")
         first, last = float(values[0]), float(values[-1])
+        if (still := self._still(run, context)) is not None:
+            return still
         is_over = rate[-1] <= self.ended * rate.max()  # NaN where it is not logged
         if not is_over or values.max() == values.min() or abs(last - first) > self.errors * float(values.std(ddof=1)):
             return None
@@ -72,17 +88,17 @@ class RewardNotMoved(NumbersRule):
             f"{step_at(run, -1)}, while the learning rate went {from_to(float(rate.max()), float(rate[-1]))}",
             message=f"The rewards of {counted(len(values), 'logged step')} lie between {number(float(values.min()))} "
             f"and {number(float(values.max()))}, and the learning rate has decayed.",
-            evidence=f"{counted(len(values), 'logged step')}",
+            evidence="the logged rewards and learning rates",
             advice="look at more steps, at the share of zero-variance groups and at the reward function",
             measures={"reward_change": Measure(last - first, "reward")},
         )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the thirds."""
+        if (still := self._still(run, context)) is not None:
+            return still
         values = series(run, "reward")
-        third = len(values) // 3
-        first, last = values[:third], values[-third:]
-        change, error = change_of_means(first, last, memory(values))
+        first, last, change, error = _thirds(values)
         if values.max() == values.min() or abs(change) > self.errors * error:
             return None
         if RewardCollapse().judge_log(run, context) is not None:
@@ -92,10 +108,10 @@ class RewardNotMoved(NumbersRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"the reward has not moved: {number(float(first.mean()))} in the first third, "
-            f"{number(float(last.mean()))} in the last ({low:+.2g} to {high:+.2g}){beside}",
+            headline=f"the reward has not moved: {number(first)} in the first third, "
+            f"{number(last)} in the last ({low:+.2g} to {high:+.2g}){beside}",
             message=f"The mean reward changed by {change:+.2g}, with an interval of {low:+.2g} to {high:+.2g}{beside}.",
-            evidence=f"{counted(third, 'logged step')} at either end",
+            evidence=f"{counted(len(values) // 3, 'logged step')} at either end",
             advice="train longer or sample more responses a step before you judge; look at the learning rate and the "
             "share of zero-variance groups",
             measures={
@@ -105,11 +121,60 @@ class RewardNotMoved(NumbersRule):
             },
         )
 
+    def _still(self, run: Measured, context: Context) -> Judgement | None:
+        """Say that the policy hardly moved, where the KL or the learning rates tell it and the reward does not rise."""
+        values = series(run, "reward")
+        if len(values) < self.fewest_still:
+            return None
+        first, last, change, error = _thirds(values)
+        found = self._small_kl(run) or self._small_rates(run, context)
+        if found is None or values.max() == values.min() or abs(change) > self.errors_of_still * error:
+            return None
+        why, measures = found
+        low, high = change - self.errors * error, change + self.errors * error
+        rewards = f"{number(first)} in the first third, {number(last)} in the last ({low:+.2g} to {high:+.2g})"
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=True,
+            headline=f"the policy hardly moved: {why}; the reward is {rewards}",
+            message=f"The policy hardly moved: {why}. The mean reward is {rewards}.",
+            evidence=f"{counted(len(values), 'line')} of the log",
+            advice=f"raise {own_name(context, 'the learning rate')} or train longer before you judge the reward",
+            measures={"reward_change": Measure(change, "reward"), **measures},
+        )
+
+    def _small_kl(self, run: Measured) -> tuple[str, dict[str, Measure]] | None:
+        """Say that the KL is next to 0 in every line that has one; None if it is not."""
+        import numpy as np
+
+        values = logged(run, "kl")
+        if values is None or len(values) < self.fewest_still or not (largest := float(np.abs(values).max())):
+            return None
+        if largest >= self.small_kl:
+            return None
+        words = f"the KL is at most {number(largest)} nats in all {counted(len(values), 'line')} of the log"
+        return words, {"kl_largest": Measure(largest, "nats")}
+
+    def _small_rates(self, run: Measured, context: Context) -> tuple[str, dict[str, Measure]] | None:
+        """Say that the learning rates of all steps are next to nothing together; None if they are not, or not known."""
+        values = logged(run, "learning_rate")
+        if values is None or context.counted_steps or values.min() < 0:
+            return None
+        steps = step_at(run, -1) - step_at(run, 0) + 1
+        if not 0 < (total := float(values.mean()) * steps) < self.small_sum:
+            return None
+        words = f"the learning rates of {counted(steps, 'step')} add up to {number(total)}: no weight moves further"
+        return words, {"rate_sum": Measure(total, "1")}
+
     def _standing_still(self, run: Measured) -> str:
         """Name what else did not move."""
-        kl, entropy = levels(run, "kl"), levels(run, "entropy")
-        found = ["the KL"] if kl is not None and abs(kl.last) < self.small_kl else []
-        if entropy is not None and abs(entropy.change) < self.still * abs(entropy.first):
-            found.append("the entropy")
-        are = "are where they were" if len(found) > 1 else "is where it was"
-        return f"; {' and '.join(found)} {are}" if found else ""
+        entropy = levels(run, "entropy")
+        is_still = entropy is not None and abs(entropy.change) < self.still * abs(entropy.first)
+        return "; the entropy is where it was" if is_still else ""
+
+
+def _thirds(values: "Values") -> tuple[float, float, float, float]:
+    """Return the means of the first and the last third, their difference and its standard error."""
+    third = len(values) // 3
+    first, last = values[:third], values[-third:]
+    return (float(first.mean()), float(last.mean()), *change_of_means(first, last, memory(values)))
