@@ -12,6 +12,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, own_name, percent
 from rolloutdoctor.rules.logged_quantities import SPREAD, by_step, is_reward_free, metrics_of, not_logged
+from rolloutdoctor.rules.measures.length_limit import Lengths, stated_limit
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 _READ = ("truncated_share", "response_length_min", "response_length_max", "response_length", *SPREAD)
@@ -34,11 +35,12 @@ class AllTruncated(TableRule):
     length is the largest, or if every row has a `status` of length or truncated. All steps of a run, at least
     three: an error, unless one response finished. Five consecutive steps with a joint share of at least 90 %: a
     warning, if the share of the whole run is as large, or if theirs is above it by four standard errors of its
-    step-to-step variation. A third of all responses in ten steps or more, or half of those in fewer: information,
-    mentioned beside "no fault was found". If a log has no share, a mean length that is one integer, and
-    the largest, in the last ten lines or more is the length of every response: a warning, exposed. If at least 90 %
-    of the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning
-    too.
+    step-to-step variation. A quarter of all responses in ten steps or more, or a third of those in fewer: information,
+    said first where no fault was found. If a log has no share, a mean length that is one integer, and the largest,
+    in the last ten lines or more is the length of every response: a warning, exposed; in a quarter of all lines, ten at
+    least, information, from 90 % a warning. A mean length of 90 % of the limit, which an option states or nine of ten
+    lines reach with their longest response, is information, exposed (`mean_length`). If at least 90 % of the steps had
+    rewards that differ within groups, the task may fix the length, and all steps are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths
     differ, so a share counts only if the mean length is at least that share of the largest. Lengths below the
@@ -80,14 +82,14 @@ class AllTruncated(TableRule):
 
     window: int = 5
 
-    many: float = 1 / 3
+    many: float = 0.25
     """Share of all responses of a `long` run: so many lose their answer."""
 
     long: int = 10
     """Logged steps from which on a share is no matter of single prompts, and one mean length throughout no chance."""
 
-    half: float = 0.5
-    """Share of all responses that is told of a short run: most have no end to be judged by."""
+    many_of_few: float = 1 / 3
+    """The same of a shorter run, whose few prompts may be the hard ones."""
 
     fewest: int = 3
     """Steps from which on all of them is an error."""
@@ -138,15 +140,18 @@ class AllTruncated(TableRule):
             *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
         )
         # Mean lengths of many responses are one integer only where each of them has that length.
-        means, last = pl.col("mean"), pl.col("mean").drop_nulls().last()
+        means, largest, last = pl.col("mean"), pl.col("mean").max(), pl.col("mean").drop_nulls().last()
+        at_limit, is_longest = means == largest, most.max().fill_null(largest) == largest
+        is_limit = is_longest & share.is_null().all() & (largest % 1 == 0) & (largest > 1)
         differs = (means != last).fill_null(value=False)
         at_end = means.is_not_null() & (differs.cum_sum(reverse=True) == 0)
-        is_limit = (last % 1 == 0) & (last > 1) & (last == means.max())
-        is_pinned = is_limit & (at_end.sum() >= self.long) & share.is_null().all()
-        of_share = pl.coalesce("share", pl.when(is_pinned, at_end).then(1.0))
-        logged = logged.with_columns(share=of_share, is_late=is_pinned & differs.any()).with_columns(
-            pl.coalesce(name, pl.when(share == 1).then("mean")) for name in ("least", "most")
-        )
+        is_pinned = is_limit & (last == largest) & (at_end.sum() >= pl.max_horizontal(at_limit.sum() / 2, self.long))
+        # Lines before such an end have no share; without one, lines of another mean have none truncated at least.
+        of_lines = (at_limit & is_limit & (at_limit.sum() >= self.long)).cast(pl.Float64)
+        of_share = pl.when(is_pinned).then(pl.when(at_end).then(1.0)).when(share.is_null().all()).then(of_lines)
+        logged = logged.with_columns(
+            share=pl.coalesce("share", of_share), is_late=is_pinned & differs.any()
+        ).with_columns(pl.coalesce(name, pl.when(share == 1).then("mean")) for name in ("least", "most"))
         rows = (
             run.rows.join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left")
             # Rows without a token column have no lengths.
@@ -162,8 +167,8 @@ class AllTruncated(TableRule):
             .join(rows, on=STEP_KEY, how="anti")
             .with_columns(is_whole=(share == 1) & is_one_length, share=pl.when(at_cap).then(share).otherwise(0.0))
         )
-        columns = (*STEP_KEY, "share", "least", "most", "is_whole", "free", "is_late")
-        rows = rows.with_columns(is_late=pl.lit(value=False))
+        columns = (*STEP_KEY, "share", "least", "most", "mean", "is_whole", "free", "is_late")
+        rows = rows.with_columns(is_late=pl.lit(value=False), mean=pl.lit(None, pl.Float64))
         found = [frame.select(*columns, from_rows=pl.lit(frame is rows)) for frame in (rows, log)]
         return pl.concat(found).sort(STEP_KEY)
 
@@ -205,13 +210,8 @@ class AllTruncated(TableRule):
 
     def _below_cap(self, run: Measured, context: Context) -> bool:
         """True if the recorded largest length is above that of every response: none was cut there."""
-        trainer, config = context.trainer, context.config
-        if trainer is None or config is None or trainer.roles.length is None:
-            return False
-        setting = config.settings.get(trainer.roles.length)
-        if setting is None or setting.assumed or not isinstance(setting.value, int | float):
-            return False
-        return (run["length"] or 0.0) < setting.value
+        limit = stated_limit(context)
+        return limit is not None and (run["length"] or 0.0) < limit
 
     def _streak(self, table: pl.DataFrame) -> tuple[int, int] | None:
         """First and last step of the first run of `window` steps with enough cut off; None without any."""
@@ -225,12 +225,20 @@ class AllTruncated(TableRule):
         found = table.select("step", last=pl.col("step").shift(1 - self.window), enough=enough).filter("enough")
         return (found["step"][0], found["last"][0]) if len(found) else None
 
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Mean lengths alone, below the limit."""
+        is_shown = run.table["from_rows"].any() or "truncated_share" in context.quantities
+        return None if is_shown else self._not_logged(context)
+
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where nothing was ever finished, a warning where little was over some steps."""
         table, from_rows = run.table, bool(run.table["from_rows"].any())
         windows, whole = len(table), run.count("truncated_windows")
+        # Equal lengths without a word on how responses ended are most likely the limit, and no proof of it.
+        is_shown = from_rows or "truncated_share" in context.quantities
         # From rows the finish reason itself was logged; what a log counts as cut off has to be at the cap.
-        if not windows or (not from_rows and self._below_cap(run, context)):
+        of_means = not is_shown and whole < windows
+        if not windows or (not from_rows and not of_means and self._below_cap(run, context)):
             return None
 
         def lines(count: int) -> str:
@@ -245,9 +253,9 @@ class AllTruncated(TableRule):
             f"raise {own_name(context, 'the response length limit')}, check the end-of-sequence token and the "
             "sampler's stop strings, or penalize length"
         )
+        if of_means:
+            return Lengths(lines(windows), advice, self.many, self.warn_from).judge(run, context)
         if whole == windows:
-            # Equal lengths without a word on how responses ended are most likely the limit, and no proof of it.
-            is_shown = from_rows or "truncated_share" in context.quantities
             fixed = len(told) > 0 and told.sum() < (1 - self.warn_from) * len(told)
             where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
             where = where if is_shown else f"{size:,.0f} tokens long, as at a length limit{free}"
@@ -283,7 +291,7 @@ class AllTruncated(TableRule):
     def _many(self, run: Measured, source: str, advice: str, lines: str) -> Judgement | None:
         """Information on a share that is large throughout."""
         share = run["truncated_share"]
-        if share is None or share < (self.many if len(run.table) >= self.long else self.half):
+        if share is None or share < (self.many if len(run.table) >= self.long else self.many_of_few):
             return None
         return Judgement(
             severity=Severity.INFO,

@@ -12,6 +12,7 @@ from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
 from rolloutdoctor.rules.integrity.duplicate_responses import SAMPLER
+from rolloutdoctor.rules.measures.length_limit import stated_limit
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class TruncationHidden(TableRule):
         ends, of_all = told.over(*STEP_KEY, "last"), told.over(STEP_KEY)
         is_end, known = pl.col("is_end"), pl.col("is_end").any().over(STEP_KEY)
         is_open, hidden = known & stopped & ~is_end, pl.col("is_hidden")
-        at_limit, mass = length == pl.lit(_limit(context), pl.Int64), pl.col("logged").abs().fill_nan(0.0)
+        at_limit, mass = length == pl.lit(stated_limit(context), pl.Int64), pl.col("logged").abs().fill_nan(0.0)
         lines = (
             rows.with_columns(
                 is_stopped=(word.is_in(STOPPED) & (length > 0)).fill_null(value=False),
@@ -245,13 +246,6 @@ class TruncationHidden(TableRule):
 def _at_cap() -> pl.Expr:
     """Steps whose largest length is that of the run."""
     return (pl.col("longest") == pl.max("longest")).fill_null(value=False)
-
-
-def _limit(context: Context) -> int | None:
-    """The largest length of a response, where it is stated."""
-    option = None if context.trainer is None else context.trainer.roles.length
-    setting = None if option is None or context.config is None else context.config.settings[option]
-    return setting.value if setting is not None and setting.is_stated and isinstance(setting.value, int) else None
 
 
 def _ends(table: pl.DataFrame) -> tuple[int, int, float]:

@@ -19,7 +19,7 @@ CUT = {
     "loss": 0.0,
 }
 FINE = CUT | {
-    "completions/clipped_ratio": 0.25,
+    "completions/clipped_ratio": 0.125,
     "completions/min_length": 20.0,
     "completions/mean_length": 150.0,
     "frac_reward_zero_std": 0.25,
@@ -60,7 +60,7 @@ def test_one_finished_response_is_no_error(tmp_path):
     "entries",
     [
         [FINE] * 6,
-        [CUT] * 2 + [FINE] * 6,
+        [CUT] + [FINE] * 6,
         # Stop strings leave no end-of-sequence token, and lengths of their own.
         [CUT | {"completions/min_length": 20.0, "completions/mean_length": 90.0}] * 6,
         # The task fixes the length, and responses end there.
@@ -142,12 +142,14 @@ def test_mostly_cut_off_over_five_steps():
     assert found.severity.label == "warning"
     assert values(found)["truncated_share"] == pytest.approx(0.95)
     assert find(mostly[:4]).severity.label == "info"
-    fewer = [ended(*["length"] * 9, *["stop"] * 11, rewards=rewards, step=step) for step in range(4)]
+    fewer = [ended(*["length"] * 6, *["stop"] * 14, rewards=rewards, step=step) for step in range(4)]
     assert find(fewer) is None
 
 
-@pytest.mark.parametrize(("share", "steps", "is_told"), [(0.33, 10, False), (0.34, 10, True), (0.34, 9, False)])
-def test_a_third_of_all_responses_of_ten_steps(share, steps, is_told):
+@pytest.mark.parametrize(
+    ("share", "steps", "is_told"), [(0.24, 10, False), (0.26, 10, True), (0.32, 9, False), (0.34, 9, True)]
+)
+def test_a_quarter_of_all_responses_of_ten_steps(share, steps, is_told):
     cut = round(100 * share)
     batch = [
         ended(*["length"] * cut, *["stop"] * (100 - cut), rewards=((0,) * 50, (1,) * 50), step=n) for n in range(steps)
@@ -171,8 +173,6 @@ def test_a_mean_length_that_stays(lengths, is_told):
         ([*range(20, 30), *[32] * 9], None),
         # Another limit, or none: longer ones were there before.
         ([33, *range(20, 29), *[32] * 10], None),
-        # The end alone is looked at.
-        ([*[32] * 10, 31], None),
     ],
 )
 def test_a_mean_length_that_reaches_its_limit(lengths, since):
@@ -181,6 +181,53 @@ def test_a_mean_length_that_reaches_its_limit(lengths, since):
     first = report.findings[0].examples[0].step if report.findings else None
     assert told == ([] if since is None else [f"every response in 10 steps from step {first} on"])
     assert since is None or len(lengths) - since == 10
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        ([*[32] * 10, *[20] * 30], "every response in 25 % of 40 steps has 32 tokens, as at a length limit"),
+        ([*[32] * 10, *[20] * 31], ""),
+        ([*[32] * 9, *[20] * 9, 20], ""),
+        # Answers of a few tokens are of one length by themselves.
+        ([*[16] * 10, *[10] * 10], "every response in 50 % of 20 steps has 16 tokens, as at a length limit"),
+        ([*[15] * 10, *[10] * 10], ""),
+        ([*[32] * 9, 20, *[32] * 1], "every response in 90.9 % of 11 steps has 32 tokens, as at a length limit"),
+    ],
+)
+def test_a_mean_length_that_is_at_its_limit_in_a_quarter_of_the_lines(lengths, told):
+    report = check_log("RDI012", "trl", response_length=lengths)
+    assert [one.headline for one in report.findings] == ([told] if told else [])
+    assert told or report.skipped
+    severity = "warning" if "90.9" in told else "info"
+    assert not told or (report.findings[0].severity.label, report.findings[0].verdict) == (severity, "exposed")
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ({"response_length": [90.0, 90.2]}, "at least 80.2 % are longer than half of it"),
+        ({"response_length": [99.5, 99.7]}, "at least 99.2 % are longer than half of it and 60 % are at it"),
+        ({"response_length": [89.0, 90.5]}, ""),
+        # Another limit was in force.
+        ({"response_length": [99.0, 110.0]}, ""),
+    ],
+)
+def test_a_mean_length_near_a_stated_limit(log, told):
+    report = check_log("RDI012", "trl", max_completion_length=100, **log)
+    assert [one.headline.partition(": ")[2] for one in report.findings] == (
+        [f"{told}, so most are probably truncated"] if told else []
+    )
+    assert told or report.skipped
+
+
+@pytest.mark.parametrize(
+    ("longest", "is_told"),
+    [([100.0] * 9 + [80.0], True), ([100.0] * 8 + [80.0] * 2, False), ([100.0] * 3, True), ([100.0] * 2, False)],
+)
+def test_the_longest_response_of_nearly_all_lines_is_the_limit(longest, is_told):
+    log = {"response_length": [75.0 if one == 80 else 95.5 for one in longest], "response_length_max": longest}
+    assert bool(check_log("RDI012", "openrlhf", **log).findings) == is_told
 
 
 def test_skipped_without_finish_reasons():
