@@ -9,9 +9,6 @@ from rolloutdoctor.views.layout import as_sentence, many
 from rolloutdoctor.views.style import shown
 from rolloutdoctor.views.untested import best_remedy
 
-_MOST_UNTESTED = 0.5
-"""Share of the applicable rules that could not be tested, above which a run without findings is not called healthy."""
-
 _HIGH_RATE = 1e-3
 """Learning rate that is named beside a policy that diverged: few trainings of a language model use more."""
 
@@ -33,13 +30,13 @@ _MUCH = 0.5
 _SAY_WASTE = {"RDT001", "RDT002", "RDG003"}
 """Rules of steps without reward variance: no second sentence says their share again."""
 
-_OUTCOMES = {"RDT016"}
+_OUTCOMES = {"RDT016", "RDI012"}
 """Rules whose finding is what came of a run of which nothing is known to be wrong: of a log alone it is said first."""
 
 _CLAUSE_END = re.compile(r"[:,;] ")
 
-_LEAST_TESTED = 0.25
-"""Share of the applicable rules below which a run without findings is not judged at all."""
+_LEAST_TESTED = 0.5
+"""Share of the applicable rules below which a run without findings is not judged: most faults could not have shown."""
 
 _OF_UPDATE = ("spurious_share_l1", "grad_share_l1", "relative_change_l1")
 """Measures that say how much of the gradient a finding is about, the best first."""
@@ -76,10 +73,6 @@ def _outcome(report: Report) -> str:
     testable = report.testable
     if tested < _LEAST_TESTED * testable:
         return " ".join([*_remarks(report), _too_little(report, tested, testable)])
-    if tested < (1 - _MOST_UNTESTED) * testable:
-        kind = "read a log" if report.is_log_alone else "apply"
-        words = f"No fault was found, but only {tested} of {testable} rules that {kind} could be tested."
-        return " ".join([words, *_remarks(report)])
     return " ".join([_healthy(report), *_remarks(report)])
 
 
@@ -99,15 +92,17 @@ def _healthy(report: Report) -> str:
 
 def _remarks(report: Report) -> Iterator[str]:
     """Yield what belongs beside "no fault was found", as sentences with the code of the finding."""
+    said = _OUTCOMES if report.is_log_alone else frozenset[str]()
     for one in report.findings:
-        if one.remark:
+        if one.remark and one.code not in said:
             yield f"{as_sentence(one.remark)} ({one.code})."
 
 
 def _too_little(report: Report, tested: int, testable: int) -> str:
     """Say how few rules could be tested, and what would run most of the others."""
     kind = " that read a log" if report.is_log_alone else ""
-    return f"Too little to judge: {tested:,} of {many(testable, 'rule')}{kind} could be tested.{_to_test_more(report)}"
+    words = f"Too little to judge: {tested:,} of {many(testable, 'rule')}{kind} could be tested, and found no fault."
+    return words + _to_test_more(report)
 
 
 def _to_test_more(report: Report) -> str:
@@ -146,8 +141,10 @@ def _of_faults(faults: list[Finding], report: Report) -> str:
 
 
 def _standstill(report: Report) -> str:
-    """Say what came of the run, where that is all that is known."""
-    return " ".join(f"{as_sentence(one.headline)}." for one in report.causes if one.code in _OUTCOMES)
+    """Say what came of the run, where that is all that is known: first what half of the responses or more met."""
+    found = [one for one in report.causes if one.code in _OUTCOMES]
+    found.sort(key=lambda one: (one.measures["truncated_share"].value or 0.0) < _MUCH if one.code == "RDI012" else True)
+    return " ".join(f"{as_sentence(one.headline)}." for one in found)
 
 
 def _waste(report: Report) -> str:

@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from rolloutdoctor.results.findings import LONGER_LOG, NO_ROLLOUTS, Finding, InputSummary, Report, Severity, Skipped
+from rolloutdoctor.results.findings import (
+    LONGER_LOG,
+    NO_ROLLOUTS,
+    Finding,
+    InputSummary,
+    Measure,
+    Report,
+    Severity,
+    Skipped,
+)
 from rolloutdoctor.views.verdict import verdict
 
 CLEAN = tuple((f"RDX{place:03}", "name") for place in range(100))
@@ -20,22 +29,27 @@ def report(tested: int, skipped: int, **changes: object) -> Report:
 @pytest.mark.parametrize(
     ("tested", "skipped", "start"),
     [
-        (24, 76, "Too little to judge: 24 of 100 rules could be tested. To test 73 more: give the rollouts."),
-        (25, 75, "No fault was found, but only 25 of 100 rules that apply could be tested."),
-        (49, 51, "No fault was found, but only 49 of 100"),
+        (
+            49,
+            51,
+            "Too little to judge: 49 of 100 rules could be tested, and found no fault. To test 48 more: give",
+        ),
         (50, 50, "Healthy: no fault was found."),
     ],
 )
-def test_a_run_is_judged_by_a_quarter_of_the_rules_at_least(tested, skipped, start):
+def test_a_run_is_judged_by_half_of_the_rules_at_least(tested, skipped, start):
     assert verdict(report(tested, skipped)).startswith(start)
 
 
 @pytest.mark.parametrize(
     ("tested", "short", "said"),
     [
-        (5, 16, "Too little to judge: 5 of 21 rules that read a log could be tested. To test 70 more: record."),
-        (5, 15, "No fault was found, but only 5 of 20 rules that read a log could be tested."),
-        (9, 10, "No fault was found, but only 9 of 19 rules that read a log could be tested."),
+        (
+            9,
+            10,
+            "Too little to judge: 9 of 19 rules that read a log could be tested, and found no fault. To test 70 more: "
+            "record.",
+        ),
         (
             10,
             10,
@@ -70,4 +84,11 @@ def test_what_came_of_a_run_without_faults_is_said_first():
     said = verdict(report(50, 50, findings=(still,), **alone))
     assert said.startswith("The reward has not moved: 0.5, 0.5. No fault was found in the log")
     assert verdict(report(50, 50, findings=(fault, still), **alone)).startswith("The entropy collapsed")
+    share = {"truncated_share": Measure(0.5, "share")}
+    cut = replace(still, code="RDI012", headline="half are truncated", remark="half are truncated", measures=share)
+    said = verdict(report(50, 50, findings=(still, cut), **alone))
+    assert said.startswith("Half are truncated. The reward has not moved: 0.5, 0.5. No fault was found in the log")
+    assert said.count("alf are truncated") == 1
+    cut = replace(cut, measures={"truncated_share": Measure(0.49, "share")})
+    assert verdict(report(50, 50, findings=(still, cut), **alone)).startswith("The reward has not moved")
     assert verdict(report(50, 50, findings=(still,))).startswith("Healthy: no fault")
