@@ -57,44 +57,32 @@ def logged_losses(log: pl.DataFrame, context: Context) -> pl.DataFrame:
         spread=(share == 0) & pl.lit(is_whole),
         # Responses that were cut off may be masked, all of them in the last step of a line.
         masked=((pl.col("truncated_share") > FEW_CUT) | (pl.col("clip_fraction") == 1)).fill_null(value=False),
+        all_masked=((pl.col("truncated_share") == 1) | (pl.col("clip_fraction") == 1)).fill_null(value=False),
     ).filter(pl.col("logged").is_finite(), pl.col("norm").is_finite(), pl.col("norm") >= 0)
 
 
-def judge_log(log: pl.DataFrame, near_zero: float, *, each_step: bool) -> Judgement | None:
+def judge_log(log: pl.DataFrame, near_zero: float, context: Context) -> Judgement | None:
     """Judge the losses of a log without rollouts.
 
     Args:
         log: the lines of `logged_losses`.
         near_zero: a loss below it is about zero.
-        each_step: the trainer logs each step.
+        context: what is known of the run.
     """
-    loss, count = pl.col("logged"), len(log)
+    loss, count, each_step = pl.col("logged"), len(log), context.logs_each_step
     if not count:
         return None
     still, dead = int(log["no_norm_logged"].sum()), log.filter("no_norm_logged", "free").height
     lines = logged_lines(count, log["step"].to_list(), each_step=each_step)
-    broken = _without_gradient(log, each_step=each_step or (count > 1 and "window" not in lines))
+    # The line of step 1 is of no other step.
+    is_first = pl.lit(not context.counted_steps) & (pl.col("step") == 1)
+    broken = _without_gradient(log, is_first | (each_step or (count > 1 and "window" not in lines)))
     if broken is not None:
         return broken
     if len(log.filter(loss.abs() < near_zero)) < count:
         return None
     if still == count:
-        if count < FEWEST_LINES:
-            return None
-        return Judgement(
-            severity=Severity.WARNING,
-            confirmed=True,
-            headline=f"loss and gradient norm are 0 in all of {lines}",
-            message=f"the loss is below {near_zero:g} and the gradient norm is 0 in all of {lines}"
-            + (": no group had reward variance" if dead == count else ""),
-            evidence="the trainer's own log",
-            advice="change the prompts or check the reward function: all responses to each prompt got the same reward"
-            if dead == count
-            else (
-                "check that rewards vary within groups, that the mask keeps some tokens, and that the parameters are "
-                "not frozen"
-            ),
-        )
+        return None if count < FEWEST_LINES else _still(lines, near_zero, is_free=dead == count)
     beta, moved = "", log.filter(pl.col("norm") > (0 if count >= FEWEST_STILL else COARSE))
     if not len(moved) or len(log.filter(loss.round(DIGITS) == loss)) < count:
         return None
@@ -122,6 +110,24 @@ def judge_log(log: pl.DataFrame, near_zero: float, *, each_step: bool) -> Judgem
     )
 
 
+def _still(lines: str, near_zero: float, *, is_free: bool) -> Judgement:
+    """Say that neither loss nor gradient is there in any line, and why if no group had reward variance."""
+    return Judgement(
+        severity=Severity.WARNING,
+        confirmed=True,
+        headline=f"loss and gradient norm are 0 in all of {lines}",
+        message=f"the loss is below {near_zero:g} and the gradient norm is 0 in all of {lines}"
+        + (": no group had reward variance" if is_free else ""),
+        evidence="the trainer's own log",
+        advice="change the prompts or check the reward function: all responses to each prompt got the same reward"
+        if is_free
+        else (
+            "check that rewards vary within groups, that the mask keeps some tokens, and that the parameters are "
+            "not frozen"
+        ),
+    )
+
+
 def _as_printed(losses: pl.Series, norms: pl.Series, lines: str) -> str:
     """Say that losses are 0 only as they are printed, if all are 0 and all have a gradient."""
     if (losses != 0).any() or len(norms) < len(losses):
@@ -131,31 +137,35 @@ def _as_printed(losses: pl.Series, norms: pl.Series, lines: str) -> str:
     return f"the loss is 0 only as printed, with four digits: the gradient norm is {norm} in {lines}"
 
 
-def _without_gradient(log: pl.DataFrame, *, each_step: bool) -> Judgement | None:
+def _without_gradient(log: pl.DataFrame, is_of_one: pl.Expr) -> Judgement | None:
     """Judge lines in which rewards differ within groups and the gradient norm is 0.
 
-    A line may be of several steps, with the gradient norm of the last: then rewards have to differ in each of them.
+    A line may be of several steps, unless it `is_of_one`, with the gradient norm of the last: then rewards have to
+    differ in each of them.
     """
-    differs = pl.col("spread") | (~pl.col("free") & pl.lit(each_step))
-    told = log.filter(differs.fill_null(value=False), ~pl.col("masked"))
+    differs = log.filter((pl.col("spread") | (~pl.col("free") & is_of_one)).fill_null(value=False))
+    told = differs.filter(~pl.col("masked"))
+    unless = "" if len(told) else ", unless every response of the groups with variance was truncated and masked"
+    told = told if len(told) else differs.filter(~pl.col("all_masked"))
     still = told.filter("no_norm_printed")
     if not len(still):
         return None
-    proved = bool(still["no_norm_logged"].all())
+    proved = bool(still["no_norm_logged"].all()) and not unless
     is_all = len(still) == len(told)
-    # Where some norms are printed, a smaller one may be rounded to 0.
+    # Where some norms are printed, a smaller one may be rounded to 0, and some responses may be masked in any line.
     if not proved and not is_all:
         return None
     first, lines = still["step"][0], counted(len(still), "step")
     where = f"in step {first}" if len(still) == 1 else f"in all {lines}" if is_all else f"in {lines} of {len(told):,}"
+    is_exact = bool(still["no_norm_logged"].all())
     return Judgement(
         severity=Severity.ERROR if proved and is_all and len(still) >= FEWEST_STILL else Severity.WARNING,
         confirmed=proved,
-        headline=f"the gradient norm is {'' if proved else 'printed as '}0 {where} with reward variance: no gradient "
-        "reaches the parameters",
+        headline=f"the gradient norm is {'' if is_exact else 'printed as '}0 {where} with reward variance: no gradient "
+        f"reaches the parameters{unless}",
         message=(
-            f"The gradient norm is {'exactly' if proved else 'rounded to'} 0 {where} in which rewards differ within "
-            "groups, so that advantages are not 0: with a policy term in the loss that cannot be."
+            f"The gradient norm is {'exactly' if is_exact else 'rounded to'} 0 {where} in which rewards differ within "
+            f"groups, so that advantages are not 0: with a policy term in the loss that cannot be{unless}."
         ),
         evidence="the logged gradient norm and the logged share of zero-variance groups, or the logged advantages",
         advice="look for detached log-probs, frozen parameters, a broken autograd graph, or a release of DeepSpeed "

@@ -122,6 +122,32 @@ def test_a_reward_printed_with_few_digits_is_0_where_its_extremes_are(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("cut", "step", "found", "is_proved"),
+    [
+        (0.1, 1, True, True),
+        (0.11, 1, True, False),
+        (0.99, 1, True, False),
+        (1.0, 1, False, False),
+        (0.1, 2, False, False),
+    ],
+)
+def test_a_lost_gradient_in_the_first_step_unless_all_that_varies_is_masked(tmp_path, cut, step, found, is_proved):
+    """A later line may be of several steps, and the norm of one without reward variance."""
+    line = {
+        "loss": 0.0,
+        "grad_norm": 0.0,
+        "reward": 0.70703125,
+        "reward_std": 0.13127217,
+        "frac_reward_zero_std": 0.5156,
+    }
+    path = jsonl(tmp_path / "log.jsonl", line | {"completions/clipped_ratio": cut, "step": step, "epoch": 0.01})
+    one = finding(path, "RDG002")
+    assert (one is not None) is found
+    assert one is None or (one.verdict == "confirmed") is is_proved
+    assert one is None or ("unless every response" in one.headline) is not is_proved
+
+
+@pytest.mark.parametrize(
     ("norm", "said"), [(0.0, None), (0.00099, None), (0.0011, "the gradient norm is 0.0011 in 1 step")]
 )
 def test_a_loss_of_0_beside_a_gradient_is_explained_of_one_line(tmp_path, norm, said):

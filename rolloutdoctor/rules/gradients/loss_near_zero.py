@@ -44,7 +44,8 @@ class LossNearZero(TableRule):
     From a log without rollouts, the loss and the gradient norm are read. A policy term cannot give a gradient norm of
     exactly 0 in a line in which no group is zero-variance, or in a step with reward variance: one such line is a
     warning, and three, if all lines are so, an error. Lines in which more than a tenth of the responses, which may be
-    masked, were cut off, or every token is clipped, prove nothing. Losses of about zero with at most four digits, and
+    masked, were cut off, or every token is clipped, prove nothing; where all lines are so, one with a share below 1 is
+    a warning without proof. Losses of about zero with at most four digits, and
     gradient norms above 0, or above 0.001 in one or two lines, were rounded: the gradient is there, and beta times the
     KL stays below half a digit. A loss and a gradient norm of 0 throughout count from ten lines.
 
@@ -184,7 +185,7 @@ class LossNearZero(TableRule):
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that is too short to tell, or that never says both."""
         log = _log(run)
-        if context.has_rows or judge_log(log, self.near_zero, each_step=context.logs_each_step) is not None:
+        if context.has_rows or judge_log(log, self.near_zero, context) is not None:
             return None
         if not len(log):
             return Missing("no line has both a loss and a gradient norm", LONGER_LOG)
@@ -199,7 +200,7 @@ class LossNearZero(TableRule):
         """Information if there is a gradient, a warning if many steps have none, an error if it is cut off."""
         near = run.table.filter("is_near")
         if not len(near):
-            return judge_log(_log(run), self.near_zero, each_step=context.logs_each_step)
+            return judge_log(_log(run), self.near_zero, context)
         dead, broken = near.select(pl.sum("is_dead", "is_broken")).row(0)
         compared = near.drop_nulls("gap")
         matched = compared.filter("matched")
