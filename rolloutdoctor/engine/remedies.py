@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.importers.table import IMPORTERS
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.metric_names.table import tell_a_trainer
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.trainers.spec import Trainer
@@ -21,9 +20,8 @@ def how_to_record(
     importer of a dump knows goes over what its trainer knows.
     """
     trainer = configured.trainer if configured else TRAINERS.get(metadata.trainer or "")
-    if trainer is None and tell_a_trainer(metrics):
-        # A loop of one's own with names of TRL cannot use its recorder.
-        trainer = trainer_from_metric_names(metrics)
+    # A loop of one's own with names of TRL cannot use its recorder.
+    trainer = trainer or trainer_from_metric_names(metrics)
     recording = dict(trainer.recording) if trainer else {}
     for importer in IMPORTERS:
         if importer.name == metadata.recording.get("importer"):

@@ -36,11 +36,13 @@ class LoggedMetrics:
         total_steps: optimizer steps that the run was planned for; None if its log does not say.
         counted_steps: whether the lines of the log say no step, so that they are numbered from 1.
         environment: of Gymnasium that the text of the log names; empty if it names none.
+        begins: lines of text above the run in its log, which are of the runs before it.
     """
 
     total_steps: int | None = None
     counted_steps: bool = False
     environment: str = ""
+    begins: int = 0
 
     def __init__(
         self,

@@ -105,6 +105,7 @@ def is_held_out(name: str) -> bool:
     return _HELD_OUT.match(name.lower()) is not None
 
 
+@lru_cache(2**14)
 def generic(name: str) -> MetricName | None:
     """Return what a name that is no trainer's is taken for; None if it says too little.
 
@@ -133,6 +134,7 @@ def taken_for(names: Collection[str]) -> dict[str, str]:
     return {name: BY_NAME[metric.quantity].title for name, metric in metrics.items()}
 
 
+@lru_cache(2**14)
 def is_metric(name: str) -> bool:
     """Tell the name of a metric by a word in it.
 

@@ -60,8 +60,16 @@ _FEWEST_NAMES = 2
 """Names that decide: a single one anybody may have chosen."""
 
 
-_OF_ANY_LOOP = frozenset({"loss", "reward", "kl", "entropy", "grad_norm", "learning_rate"})
-"""Names of TRL that a loop of anybody's own has as well, and that tell no trainer."""
+_OF_ANY_LOOP = frozenset(
+    {"loss", "policy_loss", "reward", "reward_std", "kl", "entropy", "grad_norm", "learning_rate", "accuracy"}
+)
+"""Quantities that loops of anybody's own log by names that trainers have as well, and that tell no trainer."""
+
+_OF_ANY_TRAINER = frozenset({"accuracy", "reward", "reward_std", "response_length", "learning_rate"})
+"""Quantities that mean the same whoever logs them: a number of one's own stands for one that the trainer lacks."""
+
+_OF_LOOPS = re.compile(r"(?:train/)?(?!kl_penalty|pg_loss)[^/]+")
+"""How they name them, but for NeMo-RL's penalty and slime's loss."""
 
 _OF_TRANSFORMERS = frozenset({"grad_norm", "learning_rate", "epoch"})
 
@@ -115,12 +123,14 @@ def understood(
         if one in known and (release is None or one.logged_at(release)):
             found.setdefault(one.quantity, (known[one], one))
     # A loop of one's own may share some names with a trainer; beside any trainer one may print what is one's own.
+    own = {known[one] for one in table if one in known}
+    more = _agreed([name for name in names if name not in own])
     is_own = trainer is None or not found
-    for name in sorted(names, key=lambda name: (not is_held_out(name), name)):
-        taken = None if _owners(name) else generic(name)
-        if taken is not None and (is_own or taken.quantity == "accuracy"):
-            found.setdefault(taken.quantity, (name, taken))
-    return found
+    return found | {
+        quantity: each
+        for quantity, each in more.items()
+        if quantity not in found and (is_own or quantity in _OF_ANY_TRAINER)
+    }
 
 
 def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
@@ -149,9 +159,17 @@ def tell_a_trainer(names: Collection[str]) -> bool:
 
     >>> tell_a_trainer(["loss", "reward", "kl"]), tell_a_trainer(["loss", "reward", "completion_length"])
     (False, True)
+    >>> tell_a_trainer(["train/loss", "train/reward", "train/grad_norm"]), tell_a_trainer(["train/loss", "train/lr"])
+    (False, False)
     """
-    of_one = (name for name in names if name not in _OF_ANY_LOOP)
-    return {*names} >= _OF_TRANSFORMERS or any(name in _no_quantity() or _owners(name) for name in of_one)
+    return {*names} >= _OF_TRANSFORMERS or any(
+        name in _no_quantity() or (_owners(name) and not _is_of_any_loop(name)) for name in names
+    )
+
+
+def _is_of_any_loop(name: str) -> bool:
+    known = generic(name) if _OF_LOOPS.fullmatch(name) else None
+    return known is not None and known.quantity in _OF_ANY_LOOP
 
 
 def whose(names: Collection[str]) -> str | None:
@@ -165,10 +183,19 @@ def whose(names: Collection[str]) -> str | None:
 
 
 def writers(names: Collection[str]) -> tuple[str, ...]:
-    """Return the trainers a release of which has most of these names: several in a tie, none where a name is too few.
+    """Return the trainers that most likely logged these names: several in a tie, none where any loop has them.
 
     >>> writers(["reward", "kl", "completions/mean_length", "clip_ratio/low_mean"])
     ('trl', 'ms-swift')
+    """
+    return namesakes(names) if tell_a_trainer(names) else ()
+
+
+def namesakes(names: Collection[str]) -> tuple[str, ...]:
+    """Return the trainers a release of which has most of these names: several in a tie, none where a name is too few.
+
+    >>> namesakes(["train/loss", "train/lr"]), writers(["train/loss", "train/lr"])
+    (('nemo-rl',), ())
     """
     known: dict[str, list[tuple[str, MetricName]]] = {}
     for name in names:

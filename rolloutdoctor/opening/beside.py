@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rolloutdoctor.engine.configure import can_be_configured, configure, read_trainer_config
 from rolloutdoctor.importers.logs.console import Console
-from rolloutdoctor.importers.logs.table import kind_of
+from rolloutdoctor.importers.logs.table import kind_of, located
 from rolloutdoctor.importers.logs.tensorboard import tensorboard_config
 from rolloutdoctor.importers.logs.trackio_project import trackio_config
 from rolloutdoctor.importers.logs.wandb_run import wandb_config
@@ -38,7 +38,9 @@ def newest_state(folder: Path) -> Path | None:
     return next((place / _STATE for place in checkpoints(folder) if (place / _STATE).is_file()), None)
 
 
-def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, likely: Sequence[str] = ()) -> list[Stated]:
+def stated_beside(
+    paths: Sequence[str], logs: Sequence[Source], tell: Tell, likely: Sequence[str] = (), begins: int = 0
+) -> list[Stated]:
     """Read the options that lie beside dumps and logs, the most certain first; what cannot be read is told.
 
     Args:
@@ -46,6 +48,7 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, like
         logs: the logs of numbers among them, or in them.
         tell: takes a sentence.
         likely: trainers that have names of the logs, the likeliest first.
+        begins: lines of a console above the run that is read, which are of the runs before it.
     """
     given = [Path(path) for path in (*paths, *(log.path for log in logs))]
     folders = dict.fromkeys(path if path.is_dir() else path.parent for path in given)
@@ -54,7 +57,7 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, like
     outputs |= dict.fromkeys(path for path in given if path.is_dir())
     looks = [partial(_training_args, folder) for folder in outputs]
     looks += [partial(read_resolved_configs, folder) for folder in folders]
-    looks += [partial(_printed, log, likely) for log in logs]
+    looks += [partial(_printed, log, likely, begins) for log in logs]
     looks += [partial(_wandb, folder, likely) for folder in folders]
     looks += [partial(_tracked, log, likely) for log in logs]
     looks += [partial(_hydra, folder, likely) for folder in folders]
@@ -88,15 +91,16 @@ def _training_args(folder: Path) -> Stated | None:
     return None if file is None else read_training_args(file)
 
 
-def _printed(log: Source, likely: Sequence[str]) -> Stated | None:
+def _printed(log: Source, likely: Sequence[str], begins: int) -> Stated | None:
     """What a run printed on its console, or stated in the code of its notebook."""
-    path = Path(log.path)
+    path, number = located(Path(log.path))
+    log = log if number is None else Source(str(path), log.name.rpartition("/")[0])
     notebook = read_notebook(path)
     if notebook is not None:
         return read_code(notebook, f"code of {Path(log.name).name}", likely)
     console = path / "files" / "output.log" if path.is_dir() else path
     printed = Source(str(console), log.name)
-    found = read_printed(printed, likely) if Console().detect(console) is not None else None
+    found = read_printed(printed, likely, begins) if Console().detect(console) is not None else None
     # wandb notes what `wandb.init` was given.
     noted = path / "logs" / "debug.log"
     return (

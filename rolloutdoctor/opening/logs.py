@@ -21,7 +21,7 @@ from rolloutdoctor.io.metrics import (
 )
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.generic import taken_for
-from rolloutdoctor.metric_names.table import whose
+from rolloutdoctor.metric_names.table import namesakes
 from rolloutdoctor.opening.beside import newest_state
 from rolloutdoctor.opening.nested import looking
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
@@ -81,6 +81,7 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
     found.total_steps = total
     found.environment = next((table.environment for _, table in tables if table.environment), "")
+    found.begins = tables[0][1].begins if len(tables) == 1 else 0
     found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
@@ -100,9 +101,10 @@ def at_steps_of(
 
 
 def _writer_of(table: LoggedMetrics) -> str | None:
-    """Return the trainer that logged a table: one that is computed, or one of which the names alone are known."""
+    """Return the trainer that logged a table, or that would name its metrics so: other names are of another run."""
     found = trainer_from_metric_names(table.names())
-    return whose(table.names()) if found is None else found.name
+    alike = namesakes(table.names()) if found is None else (found.name,)
+    return alike[0] if len(alike) == 1 else None
 
 
 def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
@@ -121,7 +123,7 @@ def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
     entries = ((StepKey(step, split), found) for step, split, found in read_log(log, of_log))
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
     metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
-    metrics.environment = of_log.environment
+    metrics.environment, metrics.begins = of_log.environment, of_log.begins
     return metrics
 
 

@@ -9,11 +9,7 @@ from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expand, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.metrics import (
-    LoggedMetrics,
-    differences,
-    read_metrics,
-)
+from rolloutdoctor.io.metrics import LoggedMetrics, differences, read_metrics
 from rolloutdoctor.io.parquet.files import read_footer
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.reader_notes import ReaderNotes
@@ -21,11 +17,13 @@ from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
-from rolloutdoctor.metric_names.table import tell_a_trainer, writers
+from rolloutdoctor.metric_names.table import writers
+from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
 from rolloutdoctor.opening.beside import completed, newest_state, stated_beside, tracked
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
+from rolloutdoctor.opening.stated.options import Stated
 from rolloutdoctor.opening.stated.own_loops import own_options
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.table import ALIASES, TRAINERS, trainer_from_metric_names
@@ -89,9 +87,21 @@ def open_any(
         yield Run([file], file.metadata, metrics, found.sources, found.logs, sink.note)
 
 
-def _likely(metrics: LoggedMetrics) -> Sequence[str]:
-    """Return the trainers whose names a log has; names that any loop has tell none, whatever is beside them."""
-    return writers(metrics.names()) if tell_a_trainer(metrics.names()) else ()
+_OF_SUPERVISED = frozenset({"loss", "grad_norm", "learning_rate"})
+"""What the transformers Trainer logs of any training; one that trains a policy logs its rewards on the same line."""
+
+
+def _of_this_kind(stated: list[Stated], metrics: LoggedMetrics, tell: Callable[[str], None]) -> list[Stated]:
+    """Return options but for those beside the log of another training, such as the fine-tuning before it."""
+    kind, names = training_kind(metrics.names(), metrics.environment), metrics.names()
+    losses = [loss for key in metrics.steps() if (loss := metrics.at(key).get("loss")) is not None]
+    # The loss of a policy may be below 0.
+    is_supervised = kind == LOSSES and names >= _OF_SUPERVISED and min(losses, default=0.0) >= 0
+    if not is_supervised and kind not in NOT_CHECKED - {LOSSES}:
+        return stated
+    for one in stated:
+        tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside a log of {kind}: not used")
+    return []
 
 
 def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str], None]) -> Run:
@@ -103,11 +113,12 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     writer = trainer_from_metric_names(metrics.names())
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
-    stated = stated_beside(beside, logs, tell, _likely(metrics))
+    stated = stated_beside(beside, logs, tell, writers(metrics.names()), metrics.begins)
     for log in () if stated else logs:
         sentence = own_options(log, tracked(log))
         if sentence is not None:
             notes(sentence)
+    stated = _of_this_kind(stated, metrics, notes)
     # Of trainers that share their names, what is stated decides.
     writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
     metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
@@ -163,7 +174,9 @@ def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -
         run = run.with_logs(metrics, logs)
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
-            run.metadata = completed(run.metadata, stated_beside((), logs, tell, _likely(run.metrics)), tell, writer)
+            run.metadata = completed(
+                run.metadata, stated_beside((), logs, tell, writers(run.metrics.names())), tell, writer
+            )
         run.metadata = run.metadata.with_total_steps(metrics.total_steps)
     return run
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from rolloutdoctor import packs
 from rolloutdoctor.metric_names.table import TRAINERS as METRICS_OF
-from rolloutdoctor.metric_names.table import whose
+from rolloutdoctor.metric_names.table import tell_a_trainer, whose
 from rolloutdoctor.plugins import offered, own
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers.spec import Trainer
@@ -28,7 +28,7 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
     >>> [trainer_from_metric_names(["loss", "kl", mark]).name for mark in ("num_tokens", "train_speed(s/it)")]
     ['trl', 'ms-swift']
     """
-    if whose(names) in {*METRICS_OF} - {*TRAINERS}:
+    if not tell_a_trainer(names) or whose(names) in {*METRICS_OF} - {*TRAINERS}:
         return None
     # Who has the names of another trainer has marks that it has alone.
     for trainer in sorted(TRAINERS.values(), key=lambda one: not one.log.marks):

@@ -511,3 +511,34 @@ def test_rounds_of_a_table(tmp_path):
     path.write_text("accuracy,condition,mean_train_reward,round\n" + "".join(f"0.5,a,0.{n},{n}\n" for n in range(1, 6)))
     values, _, _ = read(path)
     assert values[3]["mean_train_reward"] == 0.3
+
+
+RESPONSES = "".join(f"{{'format': 1.0, 'correct': {n % 2}.0, 'reward': {n / 7:.2f}}}\n" for n in range(12))
+
+
+def test_rewards_of_responses_that_nothing_counts_are_no_steps(tmp_path):
+    (tmp_path / "out.txt").write_text(RESPONSES)
+    assert kind_of(tmp_path / "out.txt") is None
+    values, _, _ = read(
+        tmp_path / "out.txt", "".join(f"{RESPONSES}step {n}: loss 0.5 reward {n}.5\n" for n in range(4))
+    )
+    assert [values[n] for n in range(4)] == [{"loss": 0.5, "reward": n + 0.5} for n in range(4)]
+    # Their means are of a step.
+    values, _, _ = read(tmp_path / "out.txt", RESPONSES.replace("'reward'", "'mean_reward'"))
+    assert len(values) == 12
+
+
+def test_accuracies_of_models_are_no_steps(tmp_path):
+    (tmp_path / "out.txt").write_text(
+        "".join(f"Model {n}\nCorrect: {n}/100\nAccuracy: {n}.00%\n\n" for n in range(60, 70))
+    )
+    assert kind_of(tmp_path / "out.txt") is None
+
+
+def test_the_summary_in_a_document_is_no_step(tmp_path):
+    summary = {
+        "config": {"lr": 1e-5, "epochs": 2},
+        "training": {"total_steps": 936, "final_loss": 0.25, "minutes": 65.5},
+    }
+    (tmp_path / "log.json").write_text(json.dumps(summary, indent=2))
+    assert kind_of(tmp_path / "log.json") is None

@@ -307,3 +307,14 @@ def test_rewards_of_episodes_below_their_number(tmp_path):
     lines = [f"Episode {n}:\nText: a 1, b: 2\nFormat Reward: 0.5, Total Reward: {n}.5\n" for n in range(6)]
     values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", printed("".join(lines)))))
     assert values == {n: {"format_reward": 0.5, "total_reward": n + 0.5} for n in range(6)}
+
+
+def test_the_bar_above_a_table_says_the_length_of_its_run(tmp_path):
+    bar = "<div>\n[ {done}/{end} 07:28 &lt; 6:13:56, 0.01 it/s, Epoch 0.02/1]\n</div>"
+    first = bar.format(done=3, end=900) + table(range(1, 4)).replace("0.125", "0.5")
+    second = bar.format(done=6, end=206) + table(range(1, 7))
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [code("train()", {"data": {"text/html": html}}) for html in (first, second)]}))
+    notes = LogNotes()
+    assert len(list(read_log(Source.of(str(path)), notes))) == 6
+    assert notes.total_steps == 206

@@ -284,7 +284,7 @@ def test_options_of_another_trainer_are_not_used(tmp_path):
     for name in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/", "actor/entropy"):
         text = text.replace(name, f"mine/{name}")
     for step in range(1, 13):
-        text = text.replace(f"step:{step} - ", f"step:{step} - loss:0.5 - kl:0.1 - grad_norm:1.0 - ")
+        text = text.replace(f"step:{step} - ", f"step:{step} - loss:0.5 - kl:0.1 - completions/mean_length:5.0 - ")
     (tmp_path / "other.log").write_text(text)
     report, told = checked(tmp_path / "other.log")
     assert report.trainer is None

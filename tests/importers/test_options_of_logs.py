@@ -113,3 +113,45 @@ def test_a_guessed_release_gives_way_to_a_printed_option(tmp_path, estimator, ve
     setting = report.config["version"]
     assert (setting.value, setting.assumed) == (version, True)
     assert ("0.4.0 to 0.5.0" in setting.origin) == (estimator == "gpg")
+
+
+LINE = "{{'loss': {loss}, 'grad_norm': 1.0, 'learning_rate': 1e-06, 'epoch': {epoch}{more}}}\n"
+
+
+def lines(number, loss=0.5, more=""):
+    return "".join(LINE.format(loss=loss, epoch=n / 100, more=more) for n in range(1, number + 1))
+
+
+@pytest.mark.parametrize(
+    ("more", "loss", "is_taken"),
+    [
+        ("", 0.5, False),
+        (", 'mean_token_accuracy': 0.75", 0.5, False),
+        ("", -0.01, True),
+        (", 'reward': 1.0", 0.5, True),
+    ],
+    ids=["losses alone", "accuracies of tokens", "losses below 0", "rewards"],
+)
+def test_options_beside_the_log_of_a_supervised_training(tmp_path, more, loss, is_taken):
+    path = tmp_path / "log.txt"
+    path.write_text(f"args = GRPOConfig(num_generations=8, beta=0.04)\n{lines(6, loss, more)}")
+    with opened(path) as run:
+        assert (run.metadata.trainer == "trl") == is_taken
+        assert any("beside a log of" in sentence for sentence in run.notes.sentences) != is_taken
+
+
+@pytest.mark.parametrize(("number", "group"), [("", 4), ("/1", 8), ("/2", 4)])
+def test_the_options_are_those_of_the_run_that_is_read(tmp_path, number, group):
+    texts = [f"args = GRPOConfig(num_generations={n}, beta=0.04)\n" for n in (8, 4)]
+    rewarded = [lines(count, more=", 'reward': 1.0") for count in (4, 9)]
+    text = "".join(f"{options}{run}" for options, run in zip(texts, rewarded, strict=True))
+    (tmp_path / "log.txt").write_text(text)
+    with opened(f"{tmp_path / 'log.txt'}{number}") as run:
+        assert run.metadata.config["num_generations"] == group
+
+
+def test_options_above_all_runs_are_those_of_each(tmp_path):
+    text = "args = GRPOConfig(num_generations=8, beta=0.04)\n" + lines(4, more=", 'reward': 1.0") * 2
+    (tmp_path / "log.txt").write_text(text)
+    with opened(tmp_path / "log.txt/2") as run:
+        assert run.metadata.config["num_generations"] == 8

@@ -30,8 +30,8 @@ def test_rows_of_the_parts_of_a_step_are_its_mean(tmp_path):
 
 @pytest.mark.parametrize(
     "rows",
-    [PARTS[:6], PARTS[::3] + PARTS[4::3], [*PARTS[::3], PARTS[10]]],
-    ids=["two steps", "a run that was resumed", "a step that was written twice"],
+    [PARTS[:3], PARTS[::3] + PARTS[4::3], [*PARTS[::3], PARTS[10]], [*PARTS[:2], *PARTS[3:5], *PARTS[6::3]]],
+    ids=["one step", "a run that was resumed", "a step that was written twice", "two of four steps"],
 )
 def test_other_rows_of_a_step_stay(tmp_path, rows):
     values, _ = read(tmp_path / "log.json", rows)
@@ -91,3 +91,64 @@ def test_rows_of_responses_are_no_log(tmp_path, other):
     path = tmp_path / "log.json"
     path.write_text(json.dumps([{**row, **other} for row in EPISODES]))
     assert kind_of(path) is None
+
+
+def told_and_steps(tmp_path, rows, name="log.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = []
+    found = {step: dict(row) for step, _, row in read_log(Source.of(str(path)), LogNotes(told.append))}
+    return found, told
+
+
+def test_a_third_of_the_steps_has_several_updates(tmp_path):
+    rows = [
+        {"step": step, "loss": float(part), "reward": 0.5}
+        for step in range(9)
+        for part in range(4 if step % 3 == 0 else 1)
+    ]
+    found, told = told_and_steps(tmp_path, rows)
+    assert [found[step]["loss"] for step in range(4)] == [1.5, 0.0, 0.0, 1.5]
+    assert [sentence.rpartition(": ")[0].rpartition(": ")[2] for sentence in told] == [
+        "1 to 4 rows are of one step each"
+    ]
+
+
+def test_updates_of_which_the_last_has_more_names(tmp_path):
+    rows = [
+        {"step": step, "loss": float(part), "kl": 0.1, "lr": 0.5} | ({"reward": 2.0} if part else {})
+        for step in range(4)
+        for part in range(2)
+    ]
+    found, _ = told_and_steps(tmp_path, rows)
+    assert found[3] == {"loss": 0.5, "kl": 0.1, "lr": 0.5, "reward": 2.0}
+
+
+def test_rows_of_a_step_with_other_names_are_put_together(tmp_path):
+    rows = [row for step in range(4) for row in ({"step": step, "reward": 0.5}, {"step": step, "loss": 0.1, "kl": 0.2})]
+    values, told = read(tmp_path / "log.json", rows)
+    assert values == {step: [{"reward": 0.5}, {"loss": 0.1, "kl": 0.2}] for step in range(4)}
+    assert not told
+
+
+def test_a_tracker_with_a_row_for_each_update(tmp_path):
+    rows = [
+        {
+            "_step": 4 * step + part,
+            "_timestamp": 1.0,
+            "global_step": step,
+            "train/loss": float(part),
+            "train/reward": 0.5,
+        }
+        for step in range(5)
+        for part in range(4)
+    ]
+    found, told = told_and_steps(tmp_path, rows)
+    assert {step: row["loss"] for step, row in found.items()} == dict.fromkeys(range(5), 1.5)
+    assert told == [f"{tmp_path / 'log.jsonl'}: 4 rows are of one step each: their means are read"]
+
+
+def test_epochs_of_an_update_are_no_epochs_of_the_run(tmp_path):
+    rows = [{"step": step, "epoch": epoch, "loss": float(epoch)} for step in range(6) for epoch in range(2)]
+    found, _ = told_and_steps(tmp_path, rows)
+    assert {step: row["loss"] for step, row in found.items()} == dict.fromkeys(range(6), 0.5)

@@ -86,10 +86,11 @@ def test_an_export_of_seven_columns_is_the_trainers(tmp_path):
 def test_names_that_one_trainer_alone_has_decide():
     found = trainer_from_metric_names(["reward", "reward_std", "completions/mean_length", "frac_reward_zero_std"])
     assert found.title == "TRL"
-    assert trainer_from_metric_names(["train/loss", "train/grad_norm"]).name == "slime"
+    assert trainer_from_metric_names(["train/loss", "train/pg_loss", "train/grad_norm"]).name == "slime"
     assert trainer_from_metric_names(["critic/score/mean", "critic/advantages/mean"]).name == "verl"
     # One name of several words, or plain ones, may be anybody's.
-    for names in (["reward_std"], ["reward", "score", "length"], ["my/loss", "my/kl"], []):
+    plain = (["reward_std"], ["reward", "score", "length"], ["my/loss", "my/kl"], ["train/loss", "train/grad_norm"], [])
+    for names in plain:
         assert trainer_from_metric_names(names) is None
 
 

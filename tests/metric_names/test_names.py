@@ -13,6 +13,7 @@ from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
 from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose, writers
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.table import trainer_from_metric_names
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 
@@ -75,6 +76,9 @@ def test_all_names_of_a_release_are_its_own(trainer):
     if trainer == "miles":
         assert whose(names) == "slime"
         names |= {"train/ess_ratio"}
+    if trainer == "llama-factory":
+        assert whose(names) is None
+        names |= {"percentage"}
     assert whose(names) == trainer
 
 
@@ -85,6 +89,22 @@ def test_names_that_anybody_may_choose_are_no_trainers():
     # A mark tells nothing where there is no reward.
     assert whose({"lm_loss", "grad_norm", "learning_rate", "consumed_samples"}) is None
     assert whose({"reward", "kl", "grad_norm", "consumed_samples"}) == "ms-swift"
+
+
+@pytest.mark.parametrize("names", [{"train/loss", "train/reward", "train/lr"}, {"loss", "reward", "kl", "grad_norm"}])
+def test_what_any_loop_logs_tells_no_trainer_and_hides_nothing(names):
+    assert whose(names) is None
+    assert trainer_from_metric_names(names) is None
+    assert quantities({"train/loss", "train/lr", "train/reward_mean"})["reward"] == "train/reward_mean"
+
+
+@pytest.mark.parametrize("trainer", [None, "nemo-rl"])
+def test_a_trainer_hides_no_metric_of_a_plain_meaning(trainer):
+    names = {"train/loss", "train/gen_kl_error", "train/reward_mean", "train/response_length", "kl"}
+    found = quantities(names, trainer=trainer)
+    assert (found["reward"], found["response_length"]) == ("train/reward_mean", "train/response_length")
+    # Of several estimators of the KL a trainer that is stated has its own.
+    assert ("kl" in found) == (trainer is None)
 
 
 SHARED = ("reward", "reward_std", "kl", "loss", "clip_ratio/low_mean", "completions/mean_length")

@@ -84,7 +84,7 @@ def test_a_share_below_one_says_nothing(tmp_path, share):
 
 
 def test_a_log_that_does_not_tell_is_skipped_with_what_would(tmp_path):
-    report = report_of(trainer_state(tmp_path, {"loss": 0.1, "grad_norm": 1.0, "kl": 0.01}))
+    report = report_of(trainer_state(tmp_path, {"loss": 0.1, "grad_norm": 1.0, "kl": 0.01, "num_tokens": 5.0}))
     (skipped,) = [one for one in report.skipped if one.code == "RDG003"]
     assert "frac_reward_zero_std" in skipped.remedy
 

@@ -22,6 +22,9 @@ def through_epochs(records: Sequence[Printed]) -> list[Printed]:
         if last is not None and record.step <= last[0] and epoch == last[1] + 1:
             before += last[0] + (record.step == 0)
         elif last is not None and epoch < last[1]:
+            if record.step > last[0]:
+                # Epochs of an update, which each step has anew.
+                return list(records)
             before = 0
         last = record.step, epoch
         found.append(replace(record, step=before + record.step, total_steps=None) if before else record)

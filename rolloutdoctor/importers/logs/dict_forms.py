@@ -29,6 +29,8 @@ _OF_TRAINER = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 _EVALUATIONS = frozenset({"eval", "passrate"})
 _EVAL = "eval_"
 _SUMMARY = "train_runtime"
+_OF_STEP = re.compile(r"(?i)loss|kl|entropy|grad|lr|learning_rate|clip|ratio|mean|avg|average|std|epoch|episode|return")
+"""Words in the names of what is of a step, of an update of it or of several responses."""
 _IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"batch", "ep", "epoch", "episode"}))
 
 
@@ -91,7 +93,9 @@ class DictForm:
         else:
             of_rollouts = (f"{quote}{name}{quote}:" for name in OF_ROLLOUTS for quote in "'\"")
             is_long = len(row) - len(nulls) >= FEWEST_NUMBERS
-            logs = is_long and is_log_line(values) and not any(name in line for name in of_rollouts)
+            # Rewards and verdicts that nothing counts are those of a response, which a reward function prints.
+            is_of_step = step is not None or any(name in COUNTERS or _OF_STEP.search(name) for name in values)
+            logs = is_long and is_of_step and is_log_line(values) and not any(name in line for name in of_rollouts)
         if logs:
             texts = texts_in(text[text.find("{") :])
             texts = {_named(name, is_eval=is_eval): value for name, value in texts.items()}

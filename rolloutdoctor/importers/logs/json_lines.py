@@ -19,7 +19,8 @@ from rolloutdoctor.importers.logs.row_names import (
     of_rollouts,
 )
 from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
-from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker, step_in
+from rolloutdoctor.importers.logs.rows import entries_of, step_in
+from rolloutdoctor.importers.logs.rows_of_tracker import entries_of_tracker
 from rolloutdoctor.importers.logs.rows_with_steps import with_steps
 from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
 from rolloutdoctor.importers.reading import lines

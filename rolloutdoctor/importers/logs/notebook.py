@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.block_forms import WANDB_SUMMARY
-from rolloutdoctor.importers.logs.console import ANY_NAMES, FORMS, Form, entries_of_text
+from rolloutdoctor.importers.logs.console import entries_of_text
+from rolloutdoctor.importers.logs.forms import ANY_NAMES, FORMS, Form
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS

@@ -43,6 +43,7 @@ class LogNotes:
         total_steps: optimizer steps that the run was planned for; None if the log does not say.
         counted_steps: whether its lines say no step, so that they are numbered.
         runs: how many runs the file holds.
+        begins: lines of text above the run that is read, which are of the runs before it.
         reader: the notes of the run, which take the cells that are no numbers.
     """
 
@@ -54,6 +55,7 @@ class LogNotes:
         self.counted_steps = False
         self.environment = ""
         self.runs = 1
+        self.begins = 0
         self._lists: set[str] = set()
 
     def lists_of(self, row: Mapping[str, object], where: str) -> None:

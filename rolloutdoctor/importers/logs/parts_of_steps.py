@@ -1,7 +1,7 @@
 """Rows that are parts of a step, as one row: a loop may log each of its prompts, groups or micro-batches."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rolloutdoctor.data.step_key import EVAL
@@ -16,10 +16,10 @@ Row = tuple[Mapping[str, object], str]
 """Names and values, and where they are."""
 
 _FEWEST = 3
-"""Steps with several rows each that tell a loop that logs parts of them from a run that was resumed."""
+"""Steps with several rows each, if not all have, that tell parts of steps from a step that was written twice."""
 
 _MOST_OF = 0.9
-"""Share of the steps that has several rows: the last one may have fewer."""
+"""Share of the steps that have a row of their own, beside those of their parts."""
 
 _SEVERAL = 1.5
 """Rows of the same names in a step, on average, that are of its parts."""
@@ -80,17 +80,20 @@ def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[
         return rows
     steps = [list(parts) for _, parts in groupby(rows, key=lambda row: step_of_row(row[0]))]
     sizes = [len(parts) for parts in steps]
-    fewest = max(_FEWEST, _MOST_OF * len(steps))
-    if sum(size > 1 for size in sizes) < fewest:
+    several = sum(size > 1 for size in sizes)
+    if several < min(_FEWEST, max(len(steps), 2)):
         return rows
-    counts = Counter(frozenset(row) for row, _ in rows)
-    within = Counter(shape for parts in steps for shape in {frozenset(row) for row, _ in parts})
-    of_parts = {shape for shape, count in counts.items() if count >= _SEVERAL * within[shape]}
-    own = {one for shape in counts.keys() - of_parts for one in shape if is_metric(one)}
-    if sum(any(frozenset(row) in of_parts for row, _ in parts) for parts in steps) < fewest:
+    kinds = _kinds(frozenset(row) for row, _ in rows)
+    counts = Counter(kinds[frozenset(row)] for row, _ in rows)
+    within = Counter(kind for parts in steps for kind in {kinds[frozenset(row)] for row, _ in parts})
+    repeated = {kind for kind, count in counts.items() if count >= _SEVERAL * within[kind]}
+    if not repeated:
         return rows
-    if sum(any(own & row.keys() and frozenset(row) not in of_parts for row, _ in parts) for parts in steps) < fewest:
-        of_parts, own = {*counts}, set()
+    of_parts = {shape for shape, kind in kinds.items() if kind in repeated}
+    own = {one for shape in kinds.keys() - of_parts for one in shape if is_metric(one)}
+    whole = sum(any(own & row.keys() and frozenset(row) not in of_parts for row, _ in parts) for parts in steps)
+    if whole < _MOST_OF * len(steps):
+        of_parts, own = {*kinds}, set()
     said = {*metric_quantities(own).values()}
     more = {one for shape in of_parts for one in shape if not own or _adds(one, own, said)}
     many = f"{max(sizes)}" if len({*sizes[:-1]}) == 1 else f"{min(sizes)} to {max(sizes)}"
@@ -98,6 +101,21 @@ def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[
     read = f"read is what is of the step{means}" if own else "their means are read"
     notes.tell(f"{name}: {many} rows are of one step each: {read}")
     return [_mean(parts, of_parts, more) for parts in steps]
+
+
+def _kinds(shapes: Iterable[frozenset[str]]) -> dict[frozenset[str], int]:
+    """Return the names of each row to the kind of row: names that are mostly the same are of one kind."""
+    found: dict[frozenset[str], int] = {}
+    for shape in shapes:
+        if shape not in found:
+            alike = (
+                kind for other, kind in found.items() if 2 * len(shape & other - _STEPS) > len((shape | other) - _STEPS)
+            )
+            found[shape] = next(alike, len(found))
+    return found
+
+
+_STEPS = frozenset(STEPS)
 
 
 def _adds(name: str, own: Collection[str], said: Collection[str]) -> bool:

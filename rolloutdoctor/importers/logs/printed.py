@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
@@ -180,6 +181,7 @@ _IN_WORDS = re.compile(r"^and\s|\sis$")
 """What is no part of a name in ``the kl is 0.5 and the loss is 0.1``."""
 
 
+@lru_cache(2**14)
 def name_of(label: str) -> str:
     """Return the name of a metric by its words; what is a name already stays.
 

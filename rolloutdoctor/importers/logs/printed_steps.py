@@ -20,13 +20,15 @@ _MOST_BARS = 8
 
 @dataclass
 class Bars:
-    """The progress bars that were drawn, each with the number of lines of numbers before it."""
+    """The progress bars that were drawn, each with the number of lines of numbers before it; and lines of text."""
 
     drawn: list[tuple[int, int, int]] = field(default_factory=list)
+    lines: int = 0
 
     def watched(self, text: Iterable[str], records: Sequence[object]) -> Iterator[str]:
         """Yield lines, and keep the bars in them."""
         for line in text:
+            self.lines += 1
             if " [" in line:
                 self.drawn += [(len(records), int(done), int(total)) for done, total in _BAR.findall(line)]
             yield line

@@ -76,7 +76,8 @@ class RepeatedBlocks:
                 drawn[-1][name_of(label)] = bar
         # Around the first and the last block other lines may stand.
         names = Counter(map(tuple, blocks)).most_common(1)[0][0]
-        if len(names) < _FEWEST_NAMES or not any(map(is_metric, names)):
+        # Accuracies alone are of evaluations, one of each model.
+        if len(names) < _FEWEST_NAMES or not any(is_metric(name) and "acc" not in name.lower() for name in names):
             return
         whole = [(block, at[names[0]]) for block, at in zip(blocks, drawn, strict=True) if block.keys() >= {*names}]
         if len(whole) >= _FEWEST_BLOCKS:

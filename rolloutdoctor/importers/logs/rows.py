@@ -1,8 +1,7 @@
 """A row of names and numbers as entries of a log, each of a step and a split."""
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry
@@ -77,30 +76,3 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes) -> Iterat
         splits.setdefault(split, {})[name] = value
     for split, of_split in splits.items():
         yield step, split, of_split
-
-
-def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, notes: LogNotes) -> Iterator[Entry]:
-    """Yield what a tracker's rows log, which it numbers itself: under the trainer's step, where some have it.
-
-    Args:
-        rows: each with the tracker's number as ``_step``.
-        name: of the run.
-        notes: takes a sentence on the rows that have no step of the trainer, such as TRL's timings.
-    """
-    named = next((each for each in STEPS if _counts(each, rows)), "_step")
-    without = sum(row.get(named) is None for row in rows)
-    if without:
-        notes.tell(f"{name}: {without:,} records without {named} are left out")
-    for number, row in enumerate(rows, start=1):
-        if row.get(named) is not None:
-            row = {name: row[named] if name in STEPS else value for name, value in row.items()}
-            yield from entries_of(row, f"{name}, record {number}", notes)
-
-
-def _counts(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
-    """Tell a step from a number that never changes though a metric is logged anew: a loop logs beside its trainer."""
-    own = [row for row in rows if row.get(name) is not None]
-    if len({str(row[name]) for row in own}) != 1:
-        return bool(own)
-    logged = [key for row in own for key, value in row.items() if value is not None and not key.startswith("_")]
-    return all(count == 1 for key, count in Counter(logged).items() if key not in STEPS)

@@ -17,6 +17,7 @@ _EMPTY = {"", "-", "–", "—", "n/a", "none", "null", "no log"}
 """Cells, in lower case, of a step at which the metric was not logged."""
 
 _CELL = re.compile(r"<t([hd])\b[^>]{0,200}>([^<]{0,300})</t\1>|</tr>")
+_BAR = re.compile(r"\[ {0,18}[0-9]{1,18}/([0-9]{1,18}) [^\]]{1,60}, Epoch [0-9.]{1,9}/[0-9]{1,9}\]")
 _GAP = re.compile(r"\s{2,}")
 _COMMA = re.compile(r"\s*,\s*")
 _STEP = re.compile(r"[0-9]{1,18}")
@@ -42,7 +43,8 @@ class TextTable:
         """Yield the rows of all tables with a step and a loss, or names that trainers log."""
         names: list[str] = []
         width = first = 0
-        for each in _rows(lines):
+        ends: list[int] = []
+        for each in _rows(_with_ends(lines, ends)):
             cells = _without_ends(each)
             if (head := _head(cells)) is not None:
                 names, width, first = head, len(each), each.index(cells[0])
@@ -63,7 +65,15 @@ class TextTable:
                     odd = {name: cell for name, cell in own.items() if found[name] is None}
                     if values:
                         texts = {name: cell for name, cell in odd.items() if cell.lower() not in _EMPTY}
-                        yield Printed(values, int(step), split, texts=texts)
+                        yield Printed(values, int(step), split, texts=texts, total_steps=ends[-1] if ends else None)
+
+
+def _with_ends(lines: Iterable[str], ends: list[int]) -> Iterator[str]:
+    """Yield lines, and keep the steps that the bar above a table of a notebook ends with."""
+    for line in lines:
+        if "Epoch" in line and (bar := _BAR.search(line)) is not None:
+            ends.append(int(bar[1]))
+        yield line
 
 
 def _rows(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.rows import entries_of_tracker
+from rolloutdoctor.importers.logs.rows_of_tracker import entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.sqlite_files import Database, opened, text_of
 from rolloutdoctor.io.locations.paths import Source

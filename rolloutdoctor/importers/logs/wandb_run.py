@@ -10,7 +10,7 @@ from sys import intern
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.notes import LogNotes, Tell
-from rolloutdoctor.importers.logs.rows import entries_of_tracker
+from rolloutdoctor.importers.logs.rows_of_tracker import entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.wandb_records import MAGIC, fields, records
 from rolloutdoctor.io.locations.paths import Source, reason

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.console import Console, is_step
+from rolloutdoctor.importers.logs.console import Console
+from rolloutdoctor.importers.logs.forms import is_step
 from rolloutdoctor.importers.logs.printed import number, pairs
 from rolloutdoctor.importers.reading.notebooks import Notebook, read_notebook
 from rolloutdoctor.importers.reading.text_lines import lines_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.console import is_step
+from rolloutdoctor.importers.logs.forms import is_step
 from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
@@ -44,7 +44,7 @@ _FEWEST = 3
 _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
 
 
-def read_printed(source: Source, likely: Sequence[str] = ()) -> Stated | None:
+def read_printed(source: Source, likely: Sequence[str] = (), begins: int = 0) -> Stated | None:
     """Read the configuration that a run prints before its first step; None if none is there.
 
     ``pprint(OmegaConf.to_container(config, resolve=True))`` (verl/trainer/main_ppo.py), ``pprint.pprint(config)``
@@ -52,11 +52,23 @@ def read_printed(source: Source, likely: Sequence[str] = ()) -> Stated | None:
     (megatron/training/arguments.py) for slime, ``print(training_args)`` of TRL's, and command lines with
     ``key=value``. Ray puts the name of the process before each line, and lines of other processes between them.
 
+    Args:
+        source: the console.
+        likely: trainers that have names of its numbers, the likeliest first.
+        begins: lines above the run, which are of runs before it; theirs is taken where it prints none.
+
     Raises:
         InputError: if there is one that cannot be read.
     """
+    for first in dict.fromkeys((begins, 0)):
+        own = takewhile(lambda line: not is_step(line), islice(lines_of(source), first, None))
+        if (found := _in_head(list(islice(own, _HEAD)), source, likely)) is not None:
+            return found
+    return None
+
+
+def _in_head(head: Sequence[str], source: Source, likely: Sequence[str]) -> Stated | None:
     origin = f"printed config in {Path(source.name).name}"
-    head = list(islice(takewhile(lambda line: not is_step(line), lines_of(source)), _HEAD))
     for place, line in enumerate(head):
         first, title = _FIRST.match(line), _TITLE.match(line)
         if first is not None:

@@ -1,0 +1,89 @@
+"""The ways in which programs print numbers, and which of them a text is in."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from rolloutdoctor.importers.logs.bar_form import ProgressBars
+from rolloutdoctor.importers.logs.block_forms import (
+    AREAL,
+    NEMO_RL,
+    PRIME_RL,
+    STABLE_BASELINES,
+    TWO_COLUMNS,
+    WANDB_SUMMARY,
+)
+from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
+from rolloutdoctor.importers.logs.line_forms import Pairs, VerlLine
+from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines
+from rolloutdoctor.importers.logs.text_table import TextTable
+from rolloutdoctor.importers.logs.warning_texts import Warnings
+
+
+class Form(Protocol):
+    """One way in which programs print numbers. The docstring names the upstream function."""
+
+    @property
+    def title(self) -> str:
+        """What a text of this form is, in words."""
+        ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the user should know of its numbers, in sentences."""
+        ...
+
+    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield the lines with numbers, in their order."""
+        ...
+
+
+_PAIRS = Pairs()
+
+FORMS: tuple[Form, ...] = (
+    VerlLine(),
+    SLIME,
+    PRIME_RL,
+    NEMO_RL,
+    OPENRLHF,
+    AREAL,
+    TRAINER,
+    TextTable(),
+    STABLE_BASELINES,
+    TWO_COLUMNS,
+    WANDB_SUMMARY,
+    RepeatedLines(),
+    ANY_DICT,
+    _PAIRS,
+    BLOCKS,
+    ProgressBars(),
+    Warnings(),
+)
+"""In the order in which they are tried: the narrowest first."""
+
+ANY_NAMES = FORMS[-6:]
+"""Forms that no trainer's names or layout tell."""
+
+
+def form_of(lines: Sequence[str]) -> Form | None:
+    """Return the form in which a text has numbers; None if it has none.
+
+    Dicts that nothing counts may be those of responses, among lines of names and numbers with more in them.
+    """
+    form = next((form for form in FORMS if next(form.records(lines), None) is not None), None)
+    if form is not ANY_DICT:
+        return form
+    dicts, counted = [*ANY_DICT.records(lines)], [*_PAIRS.records(lines)]
+    is_part = all(record.step is None for record in dicts) and _numbers_in(dicts) < _numbers_in(counted)
+    return _PAIRS if is_part else form
+
+
+def _numbers_in(records: Sequence[Printed]) -> int:
+    return sum(len(record.values) for record in records)
+
+
+def is_step(line: str) -> bool:
+    """Tell a line with the numbers of a step of verl or slime."""
+    if "step" not in line and "rollout" not in line:
+        return False
+    return any(next(form.records([line]), None) is not None for form in FORMS[:2])
