@@ -361,6 +361,13 @@ def test_noise_is_that_of_independent_values_and_sees_no_jump():
     assert noise(values + 50.0 * (np.arange(4000) > 2000)) == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize(("last", "onset"), [([0.001, 0.001], 31), ([1.0, 1.0], 60)])
+def test_a_gradient_norm_that_is_back_in_the_last_lines_has_not_vanished_before_them(last, onset):
+    norms = [1.0] * 30 + [0.001] * 28 + last
+    [found] = check_log("RDT015", kl=[0.02 * step for step in range(STEPS)], grad_norm=norms).findings
+    assert found.measures["onset"].value == onset
+
+
 def test_where_a_series_goes_below_for_good():
     assert crossing([3, 3, 3, 1, 3, 3, 1, 1, 1], 2, below=True) == 6
     assert crossing([3, 3, 3], 2, below=True) is None

@@ -235,6 +235,14 @@ def test_not_applicable_where_every_response_is_alone():
     ]
 
 
+def test_a_pair_is_a_group_and_one_without_a_trained_token_has_nothing_to_train():
+    batch = toy_batch([[1, 0]], lengths=2, policy=-1.0, ref=-1.5)
+    assert [code for code, _ in report_on(batch, select=[CODE], **TRL).clean] == [CODE]
+    batch = toy_batch([[1, 1]], mask=[[0, 0]] * 2, policy=-1.0, ref=-1.5)
+    report = report_on(batch, select=[CODE], **TRL)
+    assert [(one.code, one.reason) for one in report.not_applicable] == [(CODE, "no token is trained")]
+
+
 @pytest.mark.parametrize(("apart", "is_said"), [(0.006, False), (0.012, True)])
 def test_their_share_of_the_kl_is_said_above_rounding(apart, is_said):
     batch = toy_batch([[1, 1], [1, 0]], lengths=2, policy=-1.0, ref=-1.0 - apart)

@@ -48,7 +48,7 @@ def test_an_appended_last_token_is_information():
     assert "the trainer probably appended it" in found.message
 
 
-@pytest.mark.parametrize(("low", "length", "fires"), [(-13, 3, True), (-13, 2, False), (-11, 3, False)])
+@pytest.mark.parametrize(("low", "length", "fires"), [(-13, 3, True), (-13, 4, True), (-13, 2, False), (-11, 3, False)])
 def test_runs_that_no_model_writes(low, length, fires):
     policy = [[-1, *[low] * length, -1, -1, -1], [-1] * (4 + length)]
     found = find(toy_batch([[1, 0]], lengths=4 + length, policy=policy))
@@ -56,6 +56,11 @@ def test_runs_that_no_model_writes(low, length, fires):
     if fires:
         assert (found.severity.label, found.verdict) == ("warning", "exposed")
         assert values(found)["forced_tokens"] == length
+
+
+def test_tokens_beside_a_run_are_not_of_it():
+    policy = [[-13, -1, -13, -13, -13, -1, -13, -13], [-1] * 8]
+    assert values(find(toy_batch([[1, 0]], lengths=8, policy=policy)))["forced_tokens"] == 3
 
 
 def test_runs_do_not_cross_rows():

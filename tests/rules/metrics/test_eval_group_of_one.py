@@ -15,6 +15,7 @@ def test_alone_in_their_group():
     found = found_by(CODE, rows(), trainer="trl")
     assert values(found) == {"rows": 2, "masked_rows": 0, "rows_masked_by_pr5640": 2}
     assert (found.severity, found.verdict, found.fix) == (Severity.INFO, "exposed", None)
+    assert found.headline.endswith("0 of them fully masked; masking by std as in PR 5640 would blank 2")
     assert found.message.startswith("2 of 4 eval rows are alone in their group")
     assert "the mask proposed in TRL PR 5640 would remove 2 of them" in found.message
     assert [one.sample_id for one in found.examples] == ["r0", "r1"]
@@ -30,6 +31,12 @@ def test_masked_rows():
         ("r0", "no trained token"),
         ("r1", "alone in its group"),
     ]
+
+
+def test_a_mask_that_would_blank_no_more_than_is_blank_is_not_in_the_headline():
+    found = found_by(CODE, rows(mask=[[0, 0], [0, 0], [1, 1], [1, 1]]), trainer="trl")
+    assert values(found) == {"rows": 2, "masked_rows": 2, "rows_masked_by_pr5640": 2}
+    assert found.headline == "2 eval rows are alone in their group, 2 of them fully masked"
 
 
 def test_an_empty_response_is_not_masked():
