@@ -42,16 +42,16 @@ class ReferenceMoved(TableRule):
     and the largest of the three steps from there is at most half of the smallest of the three before. In logarithms
     this gap has to be twice the largest gap of a rise to an earlier level, and twice the median change between
     neighbours: steps drawn from one distribution rise as far as they fall. (Or the KL is a tenth of that smallest, the
-    largest is half of the step before, and no other fall is a third of it in logarithms.) The mean log-prob of the
-    policy must change by at most three times its median change between neighbouring steps: another data set, a restart
-    or a jump of the policy changes it as well. Falls at equal distances are a schedule, and information; the rows
-    cannot distinguish a single unrecorded sync of the reference from a fault. A fall to a third that is twice as large
-    as any other leaves the rule without a verdict.
+    largest is half of the step before, and no other fall is more than a third of it in logarithms.) A KL below 1e-8
+    nats is rounding. The mean log-prob of the policy must change by at most three times its median change between
+    neighbouring steps: another data set, a restart or a jump of the policy changes it as well. Three or more falls at
+    equal distances are a schedule, and information; the rows cannot distinguish a single unrecorded sync from a fault.
+    A fall to a third, twice as large as any other, after which the KL stays below three quarters, gives no verdict.
     Equal log-probs count in steps after the first, if an earlier step has different ones or the log-probs at the loss
     are not those before the update. Tokens may be equal by rounding: the probability that all of them are, at the rate
     of the last step with different ones, must be below 2^-40. If log-probs are equal in all of six steps or more, they
-    count unless a learning rate or a gradient norm of 0 is logged. Where a sync is recorded (TRL: sync_ref_model), this
-    is information. The rule needs at least six steps.
+    count unless every step that logs a learning rate or a gradient norm has one of 0. Where a sync is recorded (TRL:
+    sync_ref_model), this is information. The rule needs at least six steps.
 
     ## What to do
     Check where the reference is loaded after a resume, and that it shares no weights with the policy. If the trainer

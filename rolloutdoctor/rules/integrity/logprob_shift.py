@@ -66,22 +66,24 @@ class LogProbShift(DirectRule):
     falls.
 
     ## How it is measured
-    Sampler against trainer: sampled rows of eight or more adjacent trained tokens whose log-probs have a standard
-    deviation above 0.3. A finding requires that nine tenths of at least five such rows have a squared error that is
-    five times smaller one token away. `late_rows` have the sampler's log-prob one token later than the trainer's,
-    `early_rows` one earlier. Rows of near-certain tokens are no evidence: all of their log-probs are the same.
-    Reference and old log-probs come from the same engine as the policy's, some updates apart, so rows of three adjacent
-    tokens and a standard deviation of 0.001 count. A finding requires at least 36 rows, of which more than half have a
-    smaller error one token away, by six standard deviations of a fair coin, with the total error a third smaller there.
+    Sampler against trainer: sampled rows with eight or more pairs of adjacent trained tokens, of which the trainer's
+    log-probs have a standard deviation above 0.3. A finding requires that nine tenths of at least five such rows have a
+    squared error that is five times smaller one token away, and all of them together, too. `late_rows` have the
+    sampler's log-prob one token later than the trainer's, `early_rows` one earlier. Rows of near-certain tokens are no
+    evidence: all of their log-probs are the same. Reference and old log-probs come from the same engine as the
+    policy's, some updates apart, so rows of three pairs and a standard deviation above 0.001 count. A finding requires
+    at least 36 rows, of which more than half have a smaller error one token away, by six standard deviations of a fair
+    coin, with the total error a third smaller there.
 
     The sampler's log-probs are also moved by the padding of their row: by as many places as it is shorter than the
     longest of its step, at least two. That is what left-padded log-probs look like if they are read as right-padded
     ones, or the other way round; `padding_late_rows` and `padding_early_rows` count them by the same limits.
 
     Some rows: ten times as many rows fit five times better on one side as on the other, and a fair coin would do that
-    once in a million runs. Some steps: in a step with 30 adjacent tokens the ranks of the two log-probs correlate
-    better one token away than in place (Williams's test) and than on the other side, each by so many standard
-    deviations that chance would do it once in a million runs of as many steps. Rows that are alike count once.
+    once in a million runs. Some steps: in a step with 30 pairs of adjacent tokens the ranks of the two log-probs
+    correlate better one token away than in place (Williams's test) and than on the other side, each by so many standard
+    deviations that chance would do it once in a million runs of as many steps, and leave a third less variance. Rows
+    that are alike count once.
 
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
     values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -

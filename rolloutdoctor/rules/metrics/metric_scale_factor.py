@@ -27,11 +27,13 @@ class MetricScaleFactor(DirectRule):
     by that factor. If the loss itself is scaled, so is the learning rate.
 
     ## How it is measured
-    The factor lies in the interval of factors that fit all values. To count as a number of parts, that interval must be
-    no wider than 1/64 for several values, and than one part in ten thousand for a single value. A factor also
-    multiplies what float32 arithmetic lost of a value; the digits of the log are lost after it. If the values of other
-    steps agree as they are, the chance that the interval holds a whole number must be at most 1 in 256: a mean of few
-    rewards or counts is often twice another one. Clean: every logged value that was compared agrees as it is.
+    The factor lies in the interval of factors that fit all values that disagree. To count as a number of parts, 2 to
+    1,024, that interval must be no wider than 1/64 of a part, or than 0.27 % for a power of two. For a single value,
+    and for the base of a logarithm, it must also be no wider than one part in ten thousand; -1 takes two values or
+    more. A factor also multiplies what float32 arithmetic lost of a value; the digits of the log are lost after it. If
+    the values of other steps agree as they are and are not 0, the chance that the intervals hold a whole number must be
+    at most 1 in 256: a mean of few rewards or counts is often twice another one. Clean: every logged value that was
+    compared agrees as it is.
 
     ## What to do
     Divide once: look for the count of that size in the trainer's logging, and in the loss.

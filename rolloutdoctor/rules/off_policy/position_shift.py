@@ -38,16 +38,17 @@ class PositionShift(TableRule):
 
     ## How it is measured
     The gap is the mean absolute difference on trained tokens with a sampler probability below 0.9, of eight or more in
-    a row. Steps count that have 16 rows or more, five without padding and eight with it. In each, Spearman's
-    correlation of gap and left padding is taken, and the same with the length of the response, and of the prompt,
-    partialled out: gaps that grow with length grow with padding too, and a long prompt has little of it. A finding
-    requires medians over steps of 0.5 with and without the response's length and 0.3 without the prompt's, and that the
-    most padded rows have twice the gap of rows without padding; or, whatever the correlations, that they have ten times
+    a row; in a step with more than 32,768 response tokens every second token is looked at, every third and so on. Steps
+    count that have 16 rows or more, five without padding and eight with it. In each, Spearman's correlation of gap and
+    left padding is taken, and the same with the length of the response, and of the prompt, partialled out: gaps that
+    grow with length grow with padding too, and a long prompt has little of it. A finding requires medians over steps of
+    0.5 with and without the response's length and 0.3 without the prompt's, and that the more padded half of the padded
+    rows has twice the gap of rows without padding, in medians; or, whatever the correlations, that it has ten times
     that gap, and at least 0.001 nats. It is also found if in some steps every padded row, of four such tokens or more,
-    has a larger gap than every other row, and the median of the padded ones is five times that of the others: for rows
-    divided at random this has a probability of at most 2^-20 over all steps with both kinds. Clean excludes a slope,
-    the lengths of prompt and response partialled out, that would make it so: its upper bound comes from errors that
-    need not be equal from row to row.
+    has a larger gap than every other row, and the median of the padded ones is five times that of the others and at
+    least 0.001 nats: for rows divided at random this has a probability of at most 2^-20 over all steps with both kinds.
+    Clean excludes a slope, the lengths of prompt and response partialled out, that would make it so: its upper bound
+    comes from errors that need not be equal from row to row.
 
     ## What to do
     Give the trainer position ids and an attention mask that leave the padding out, or pack without padding.
