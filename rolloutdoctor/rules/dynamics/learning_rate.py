@@ -26,10 +26,10 @@ class LearningRate(NumbersRule):
 
     ## How it is measured
     `learning_rate_max` is the largest logged rate. It is an error if it is 0; a warning if the rate rises in every
-    logged step up to the last of the run, whose length the log or the options state. If nothing states it, a warning
-    from fifty logged steps and information below. It is a warning if the rate jumps to ten times that of the line
-    before and five times every rate before that, which no schedule does; a warmup of which few lines are logged rises
-    as fast after the jump as in it. Confirmed: the log itself is the proof.
+    logged step up to the last of the run (95 % of its length, if the log or the options state it). If nothing states
+    it, a warning from fifty logged steps and information below. It is a warning if the rate jumps to ten times that of
+    the line before and five times every rate before that, which no schedule does; a warmup of which few lines are
+    logged rises as fast after the jump as in it, within a quarter. Confirmed: the log itself is the proof.
 
     ## What to do
     Look at the warmup steps and the scheduler, and at whether the optimizer's parameter groups have the rate.

@@ -24,11 +24,12 @@ class LevelChange(NumbersRule):
     region in which it trained.
 
     ## How it is measured
-    Medians over the first and the last tenth of the logged steps, at least three, must differ by more than six standard
-    errors of their noise. It is a warning; information if the reward rose meanwhile by more than its noise: the change
-    paid off. `onset` is the first step from which values stay beyond the geometric mean of both. `truncated_last` is
-    the share of responses that end truncated, if it is logged: short responses that are cut off have another limit.
-    Confirmed: the log shows that it happened, not why.
+    Medians over the first and the last tenth of the logged steps, at least three, of 20 or more, must differ by more
+    than six standard errors of their noise; the length ends below a third of its start, the gradient norm above ten
+    times. It is a warning; information if the reward rose meanwhile by six standard errors, too: the change paid off.
+    `onset` is the first step from which values stay beyond the geometric mean of both. `truncated_last` is the share of
+    responses that end truncated, if it is logged: short responses that are cut off have another limit. Confirmed: the
+    log shows that it happened, not why.
 
     ## What to do
     Read responses of both sides of the onset. For a length: does the reward pay for an early end? For a gradient norm:

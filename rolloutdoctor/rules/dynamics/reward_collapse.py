@@ -28,18 +28,18 @@ class RewardCollapse(NumbersRule):
     changed. Where a held-out accuracy falls and the reward does not, the reward measures something else.
 
     ## How it is measured
-    `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
-    tenth. A collapse is a fall by more than half of the range of these medians and by more than six standard errors, of
-    the medians and also of the means of the same steps, since medians of few responses jump. The noise is estimated
-    from the differences of neighbouring steps and of every other step, since it may be correlated. Four standard errors
-    are enough if three quarters of the way from the best level to the smallest reward of any response are lost, and
-    five between the means of the best and the last fifth of 100 steps or more if half of their range is lost. `onset`
-    is the first step after the best from which the running median stays below the middle of the two. It is an error if
-    the reward ends at or below the level of its start. Confirmed.
+    `reward_best` is the largest running median over a tenth of the logged steps, 20 or more, before the last tenth;
+    `reward_last` is the median of that. A collapse is a fall by more than half of the range of these medians and by
+    more than six standard errors, as is 1.25 times that of the means of the same steps: medians of few responses jump.
+    The noise is that of differences of neighbouring steps and of every other step: it may be correlated. Four standard
+    errors are enough if three quarters of the way from the best level to the smallest reward of any response are lost,
+    and five between the means of the best and the last fifth of 100 steps or more if half of their range is. `onset` is
+    the first step after the best from which the running median stays below the middle of both; of a steady fall the
+    first that left the best. It is an error if the reward ends at or below the level of its start. Confirmed.
 
-    Six values of an accuracy are enough if it loses half of its best level, or the last value three quarters of it. An
-    accuracy is a share of right answers, so its noise is at least that of as many answers as its values show. The
-    accuracy of evaluations is preferred to that of the training.
+    Six values of an accuracy are enough if it loses half of its best level by six standard errors or three quarters by
+    four, or if the last value alone loses three quarters by six. An accuracy is a share of right answers, with at least
+    the noise of as many answers as its values show. That of evaluations is preferred to that of the training.
 
     ## What to do
     Look at what else changed at the onset: entropy, KL, truncated share, gradient norm and sampler gap of the same log.

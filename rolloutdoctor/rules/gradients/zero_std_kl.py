@@ -46,9 +46,10 @@ class ZeroStdKl(TableRule):
     which needs the column `sum_pi_squared`; without it the share is bounded from both sides. In trainings of tiny
     models the share of the parameters' gradient was 0.2 to 3 times the share by log-probs in nine of ten steps;
     `docs/how-we-know.md` says where they differ. `kappa` = <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the
-    KL of such groups in the loss. Confirmed: the logged losses equal the objective with that KL term and differ, by
-    more than their rounding radius, from the one without it; or, in a step where every group has equal rewards and all
-    advantages are zero (as logged, or else recomputed in float32), the trainer logged a gradient norm above zero.
+    KL of such groups in the loss. Confirmed: the logged losses equal the objective with that KL term, and the one
+    without it gives values more than two rounding radii off (if all equal that one, nothing is found); or, in a step
+    where every group has equal rewards and all advantages are zero (as logged, or else recomputed in float32), the
+    trainer logged a gradient norm above zero.
 
     ## What to do
     If the KL is not wanted there, filter such prompts before the update (dynamic sampling), vary the difficulty, or set

@@ -58,16 +58,17 @@ class DuplicateResponses(TableRule):
     trainer's) over trained tokens, so masked tool output does not count. Copies whose sum is below -30, minus the
     logarithm of the number of compared pairs, have a chance below 1e-13 in the whole run. So have several copies of
     likelier responses, down to half as many nats, if their number has (Chernoff's bound, at no more than that chance
-    for each pair). If every response is likelier than that, the rule is skipped. If every group has a single response,
+    for each pair). If every response is likelier than these, the rule is skipped. If every group has a single response,
     temperature 0 looks the same, and the finding is a warning; if groups have several, sampling was on, and it is an
     error. Copies with larger chances are information from a quarter of the rows. Across steps 256 responses, chosen by
-    hash, are followed; one that recurs with the same `rollout_log_probs` is the same sample, trained on again (a replay
-    buffer, or several updates for one generation), and information. Prefixes of 32, 64 and so on up to 2,048 tokens are
-    compared, too: two different responses to one prompt do not share a prefix by chance if its trained tokens have more
-    than 50 nats (1e-13 for 10^8 pairs). Engines with one seed diverge where their rounding differs; so does temperature
-    0, and a sampler that branches responses on purpose looks the same: a warning. A collapsed policy, and short or
-    certain beginnings, have fewer nats; a beginning that groups of different prompts share was forced (`RDI006`). Of
-    the prefixes of 128 tokens 64 are followed across steps; with the same log-probs they are one sample.
+    hash, are followed; one that recurs with other `rollout_log_probs`, beyond chance, was sampled again: a warning.
+    With the same ones it is the same sample, trained on again (a replay buffer, or several updates for one generation),
+    and information. Prefixes of 32, 64 and so on up to 2,048 tokens are compared, too: two different responses to one
+    prompt do not share a prefix by chance if its trained tokens have 50 nats or more (1e-13 for 10^8 pairs). Engines
+    with one seed diverge where their rounding differs; so does temperature 0, and a sampler that branches responses on
+    purpose looks the same: a warning. A collapsed policy, and short or certain beginnings, have fewer nats; a beginning
+    that groups of different prompts share was forced (`RDI006`). Of the prefixes of 128 tokens 64 are followed across
+    steps; with the same log-probs they are one sample.
 
     `copies_expected` is what independent draws with the probabilities of these responses would give.
     `effective_group_size` counts the different responses of a group; `reward_variance_lost` is the share of the

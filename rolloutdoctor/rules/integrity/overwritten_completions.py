@@ -33,7 +33,8 @@ class OverwrittenCompletions(TableRule):
     in a file that also holds training rows; `repeated_rows` are copies of rows of an earlier file, counted at the step
     that they belong to; `torn_lines` are truncated lines, not written to their end. Evaluations are known from the
     trainer's own log. Copies and truncated lines are left out of everything else that is reported. The update itself is
-    unaffected. A run file that a recorder wrote row by row has none of this.
+    unaffected. Confirmed: a warning, and information if rows are only repeated. A run file that a recorder wrote row by
+    row has none of this.
 
     ## What to do
     Evaluate at steps that are not logged, or record with `rolloutdoctor.recorders.trl`, which keeps every row.

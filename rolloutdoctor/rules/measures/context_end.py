@@ -87,7 +87,7 @@ def at_context_end(lines: pl.DataFrame) -> AtEnd | None:
     """Return what is off in responses that reach the end of the context; None if nothing is.
 
     The end is where prompt and response of most tokens end. The last tokens of the responses that end there or up to
-    eight tokens before are compared with those before them in the same responses, and with the last tokens of all
+    seven tokens before are compared with those before them in the same responses, and with the last tokens of all
     other responses, to 0.2 %.
 
     Args:

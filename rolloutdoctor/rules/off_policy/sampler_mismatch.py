@@ -54,19 +54,20 @@ class SamplerMismatch(TableRule):
     of the newest version of its step. Kernel noise (its size times 1 - p), temperature and top-p move a log-prob little
     where the sampler is sure, so they do not do this. Stale weights, other inputs, a cache from other weights, or
     float32 updates too small for the engine's bf16 do. It is a warning from three tokens at different positions or of
-    different prompts. Log-probs of exactly 0 are left to `logprob-placeholder`.
+    different prompts; of a row the first four count. Log-probs of exactly 0 are left to `logprob-placeholder`.
 
-    Rows apart: of the tokens of which a model was unsure, half or more in a row of the newest version, at least four,
-    are more than 0.1 nats apart. It is a warning if in the other rows at most one such token in fifty is, and such
-    tokens, spread at random, would make up half of a row once in a million runs: kernels, stale weights and experts
-    that are routed differently do not single out rows. Log-probs of other tokens, of another row, or of inputs that
-    differ do.
+    Rows apart: of the tokens to which both models gave less than 0.9 in the geometric mean, at least four, half or more
+    in a row of the newest version are more than 0.1 nats apart. It is a warning if these are at most half of the rows,
+    in the others at most one such token in fifty is, and such tokens, spread at random, would make up half of a row
+    once in a million runs: kernels, stale weights and differently routed experts do not single out rows. Log-probs of
+    other tokens, of another row, or of other inputs do.
 
-    End of the context: in responses that end at the longest sequence of the run, or up to eight tokens before it, the
+    End of the context: in responses that end at the longest sequence of the run, or up to seven tokens before it, the
     last eight tokens are five times as far apart as the 32 before them and as the last tokens of other responses, and
     at least 0.1 nats. It is a warning if chance would give so many of these responses a larger gap at the end in one
-    run of 30,000 (four standard deviations, 16 responses). Upstream, draft tokens of speculative decoding that did not
-    fit into the context made such log-probs very wrong.
+    run of 30,000 (four standard deviations, 16 responses), unless all are as long as the longest of the others: then
+    the response is capped. Upstream, draft tokens of speculative decoding that did not fit made such log-probs very
+    wrong.
 
     ## What to do
     Find the cause first: the rules `temperature-mismatch`, `truncated-support`, `quantized-logprobs`,
