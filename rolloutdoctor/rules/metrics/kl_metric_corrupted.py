@@ -54,10 +54,10 @@ class KlMetricCorrupted(TableRule):
     the logged value that is reward; `tokens_matching` is the share of stored token values that equal the reward buffer.
     `inverted` is the KL recovered from the corrupted series: (mean reward / mean length - logged) / kl_coef. Two values
     agree if they differ by no more than the float32 rounding error, which for k3 is some `4e-7` per token however small
-    the KL is. Confirmed: the logged values equal the reward buffer and not the KL, or the logged loss, which holds the
-    KL, agrees wherever the metric does not. If neither is so, it is a warning where `rel_error` is above 5 %, and below
-    that the rule has no verdict. Exposed: the run has no KL, and a trainer of this release stores the reward buffer;
-    the measures say how far off its metric is.
+    the KL is. Confirmed: the logged values, or all stored tokens that tell the two apart, equal the reward buffer and
+    not the KL, or the logged loss, which holds the KL, agrees wherever the metric does not. If neither is so, it is a
+    warning where `rel_error` is above 5 %, and below that the rule has no verdict. Exposed: the run has no KL, and a
+    trainer of this release stores the reward buffer; the measures say how far off its metric is.
 
     ## What to do
     Upgrade the trainer. For the old run use the recovered KL given here, and ignore alerts that its logged KL

@@ -47,20 +47,19 @@ class SamplerMismatch(TableRule):
     truncated at 2 and for a token mask of 0.5 to 5, `..._mass_share` is what is left of the sum of weights,
     `..._ess_share` the effective sample size, and `..._kappa` = sum w / sum w^2 how much larger the update without
     weights is than the one with them, if advantages are independent of w. Weights of rows are products over tokens,
-    truncated at 3; the geometric mask keeps rows whose geometric mean is within 0.999 to 1.001. Version lag is how many
+    truncated at 3; the geometric mask keeps those with a geometric mean of 0.999 to 1.001. Version lag is how many
     versions the oldest part of a row is behind the newest of its step.
 
     Confident disagreement: the sampler gave the token at least one half and the trainer at most e^-2 of that, in a row
     of the newest version of its step. Kernel noise (its size times 1 - p), temperature and top-p move a log-prob little
-    where the sampler is sure, so they do not do this. Stale weights, other inputs, a cache from other weights, or
-    float32 updates too small for the engine's bf16 do. It is a warning from three tokens at different positions or of
-    different prompts; of a row the first four count. Log-probs of exactly 0 are left to `logprob-placeholder`.
+    where the sampler is sure. Stale weights, other inputs, a cache from other weights, or float32 updates too small for
+    the engine's bf16 do. It is a warning from three tokens at different positions or of different prompts; of a row the
+    first four count. Log-probs of exactly 0 are left to `logprob-placeholder`.
 
     Rows apart: of the tokens to which both models gave less than 0.9 in the geometric mean, at least four, half or more
     in a row of the newest version are more than 0.1 nats apart. It is a warning if these are at most half of the rows,
-    in the others at most one such token in fifty is, and such tokens, spread at random, would make up half of a row
-    once in a million runs: kernels, stale weights and differently routed experts do not single out rows. Log-probs of
-    other tokens, of another row, or of other inputs do.
+    in the others at most one such token in fifty is, and chance would put so many into half of a row once in a million
+    runs: kernels, stale weights and routed experts single out no rows. Log-probs of other tokens or inputs do.
 
     End of the context: in responses that end at the longest sequence of the run, or up to seven tokens before it, the
     last eight tokens are five times as far apart as the 32 before them and as the last tokens of other responses, and

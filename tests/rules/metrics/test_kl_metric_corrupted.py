@@ -113,6 +113,13 @@ def test_stored_tokens_alone():
     assert (found.severity, found.verdict) == (Severity.ERROR, "confirmed")
 
 
+@pytest.mark.parametrize(("logged", "verdict"), [(0.1, "confirmed"), (0.25, None)])
+def test_stored_tokens_prove_it_of_a_metric_that_is_not_the_kl(logged, verdict):
+    # 0.0625 would be the mean of the buffer, and 0.25 is the KL.
+    found = found_by(CODE, stored(last=1.0), logged={"rollout/kl": logged}, kl_coef=0.25, **PPO)
+    assert (None if found is None else found.verdict) == verdict
+
+
 def test_stored_tokens_that_are_a_copy():
     assert found_by(CODE, stored(last=0.0, others=0.25), kl_coef=0.25, **PPO) is None
 
