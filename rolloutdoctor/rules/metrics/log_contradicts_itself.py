@@ -110,7 +110,8 @@ class LogContradictsItself(TableRule):
         place = failed.filter(pl.col("identity") == worst["identity"]).row(0, named=True)
         words = f"{worst['identity']} fails in {worst['count']:,} of {counted(lines, 'logged line')}"
         sides = f"{number(place['left'])} and {number(place['right'])}"
-        more = "" if len(each) == 1 else f"; {len(each) - 1:,} other identities fail"
+        others = len(each) - 1
+        more = f"; {others:,} other {'identity fails' if others == 1 else 'identities fail'}" if others else ""
         return Judgement(
             severity=Severity.ERROR if worst["exact"] else Severity.WARNING,
             confirmed=bool(worst["exact"]),

@@ -305,3 +305,17 @@ def test_a_term_that_is_not_logged_is_0_only_in_brackets():
 
 def test_without_identities_nothing_is_said():
     assert "RDM008 skipped: no known identity connects" in diagnose_log("RDM008", learning_rate=[1e-6] * 3)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "others"),
+    [((20, 10, 30), ""), ((20, 10, 15), "; 1 other identity fails"), ((20, 25, 15), "; 2 other identities fail")],
+)
+def test_other_identities_that_fail_are_counted(tmp_path, lengths, others):
+    """Length: mean, smallest and largest."""
+    names = [f"completions/{name}_length" for name in ("mean", "min", "max")]
+    shares = {"clip_ratio/low_mean": 0.1, "clip_ratio/high_mean": 0.2, "clip_ratio/region_mean": 0.5}
+    line = {**shares, **dict(zip(names, lengths, strict=True))}
+    run = {"trainer": "trl", "options": {}, "lines": [{"step": step, **line} for step in range(1, 6)]}
+    [finding] = checked(tmp_path, run).findings
+    assert finding.message.partition("0.5 and 0.3")[2] == others
