@@ -26,10 +26,12 @@ class EntropyCollapse(NumbersRule):
     ## How it is measured
     `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, at least
     three. A collapse is an end below a twentieth of the start, an explosion one above twice the start and 1 nat more.
-    Either is an error if the reward is lower at the end than at the start by more than its noise, information if the
-    reward rose, and else a warning. An entropy that rises by 0.15 nats and 15 % of its start, and by more than six
-    standard errors, while the reward does not, is information, and a warning if the reward falls. `onset` is the first
-    step from which the running median stays beyond the geometric mean of start and end. Confirmed: the log shows that
+    Either is an error if the reward is lower at the end than at the start by four standard errors, information if it
+    rose by as many (after a collapse only if some group still has a spread), and else a warning. An entropy that rises
+    by 0.15 nats and 15 % of its start, and by more than six standard errors, while the reward does not, is information,
+    and a warning if the reward falls by six. `onset` is the first step from which the running median stays beyond the
+    geometric mean of start and end, or of such a rise their mean; if the change takes more than a quarter of the steps,
+    the first that left the start. Confirmed: the log shows that
     it happened, not why.
 
     ## What to do

@@ -21,10 +21,11 @@ class GradientSpike(NumbersRule):
     weights as far as hundreds of other steps do.
 
     ## How it is measured
-    `spike_steps` have a norm above ten times the median of the steps with a gradient, and above ten times the distance
-    of their upper quartile from it. `largest_ratio` is the largest norm over the median. It is a warning; information
-    if more than one step in ten is such a step (the norm varies widely, and no step stands out), or if only one is, or
-    fewer than one in fifty, and the norm returns to its level. Exposed: a norm proves no harm.
+    `spike_steps` have a norm above ten times the median of the steps with a gradient, above it by ten times the
+    distance of their upper quartile from it, and, of 50 steps or more, above what their upper tail, continued, reaches
+    in one run of 1,000. `largest_ratio` is the largest norm over the median. It is a warning; information if more than
+    one step in ten is such a step (the norm varies widely, and no step stands out), or if only one is, or fewer than
+    one in fifty, and the norm returns to its level. Exposed: a norm proves no harm.
 
     ## What to do
     Look at the rollouts of these steps; if it happens again, lower `max_grad_norm` or the learning rate. With recorded

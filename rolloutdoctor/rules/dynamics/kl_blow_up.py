@@ -26,18 +26,18 @@ class KlBlowUp(NumbersRule):
 
     ## How it is measured
     `kl_last` is the median over the last tenth of the logged steps, at least three. A blow-up is a `kl_last` above 1
-    nat and above ten times the smallest of the first three. It is information if the reward rose by more than its noise
-    from the onset: by the medians of a few steps or, if it rose slowly, with a mean of the last third of the steps
-    since then (at least six) above that of the first by two standard errors and above what was before. It stays a
+    nat and above ten times the smallest of the first three. It is information if the reward rose from the onset: by
+    four standard errors in the medians of a few steps or, if it rose slowly, with a mean of the last third of the
+    steps since then (at least six) above that of the first by two standard errors and above what was before. It stays a
     warning if all it rose is less than half of the standard deviation of the rewards at the start, if that is logged:
     another nat per token buys more than that. There is no finding if the reward may have risen but was logged in fewer
-    than six of the steps. It is an error if the reward is lower at the end than at the start by more than its noise,
-    and else a warning. `onset` is the first step from which the KL stays above the geometric mean of both; for a rise
-    over more than a quarter of the steps, the first that left the start. In fewer than ten steps a KL that goes from
-    below 0.01 to above 0.3 nats between two consecutive ones is a warning: one step does not move a policy that far.
-    That is information if the KL falls back, if the reward of three lines or more is not below the first, or if it may
-    have risen in lines that have no reward or are left out, which may be of other rows. Confirmed: the log shows that
-    it happened, not why. A KL that is NaN or negative is left to `RDM003`.
+    than six of the steps. It is an error if the reward is lower at the end than at the start by as much, and else a
+    warning. `onset` is the first step from which the KL stays above the geometric mean of both; for a rise over more
+    than a quarter of the steps, the first that left the start. In a log of fewer than ten steps a KL that goes from
+    below 0.01 to above 0.3 nats between the first two, one step apart, is a warning: one step does not move a policy
+    that far. That is information if the KL falls back, if the reward of three lines or more is not below the first, or
+    if it may have risen in lines that have no reward or are left out, which may be of other rows. Confirmed: the log
+    shows that it happened, not why. A KL that is NaN or negative is left to `RDM003`.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.

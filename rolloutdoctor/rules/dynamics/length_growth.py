@@ -29,7 +29,7 @@ class LengthGrowth(NumbersRule):
     three. A finding is a growth by more than 0.3 and three standard errors, with a mean length that did not fall. Since
     a share wanders for some steps at a time, the errors count noise that lasts, and unless it ends above 0.95, its mean
     over the last third has to be above that over the first by three standard errors, too. It is information; a warning
-    if the share ends above 0.4, or above 0.15 with a mean length of five times its start, and the reward did not rise
+    if the share ends above 0.4, or the mean length above five times its start, and the reward did not rise
     by two standard errors between the thirds; an error above 0.95. With such a length a growth by 0.15 is a finding.
     `onset` is the first step from which the running median stays above the middle of both. Confirmed.
 

@@ -34,12 +34,12 @@ class ZeroVarianceShare(NumbersRule):
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. It is
     an error if the share is 1 in each of the last five logged steps or more, and a warning if all rewards there are the
     largest of the run: the prompts are solved. It is a warning if its mean over the last third of the steps is above
-    0.9, information from 0.4. It is no error if such steps were so common before that those at the end may be chance:
-    their earlier share, to the power of their number at the end, has to be below 1 in 1,000. If the share is not
-    logged, a standard deviation of the rewards that is exactly 0 proves that every group of the line has equal rewards:
-    the share of such lines is a lower bound. Six decimals are enough, as in the table of a notebook, and fewer if the
-    smallest other deviation is above 0.01. With fewer than ten lines it is a warning if the share is above 0.9 in each.
-    Confirmed: the log itself is the proof. For recorded rollouts `RDA011` says the same.
+    0.9, and information if that over all steps is 0.4 or more. It is no error if such steps were so common before that
+    those at the end may be chance: their earlier share, to the power of their number at the end, has to be below 1 in
+    1,000. If the share is not logged, a standard deviation of the rewards that is exactly 0 proves that every group of
+    the line has equal rewards: the share of such lines is a lower bound. Six decimals are enough, as in the table of a
+    notebook, and fewer if the smallest other deviation is above 0.01. With fewer than ten lines it is a warning if the
+    share is above 0.9 in each. Confirmed: the log itself is the proof. For recorded rollouts `RDA011` says the same.
 
     ## What to do
     All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too

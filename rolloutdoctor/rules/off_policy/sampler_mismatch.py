@@ -58,7 +58,7 @@ class SamplerMismatch(TableRule):
 
     Rows apart: of the tokens to which both models gave less than 0.9 in the geometric mean, at least four, half or more
     in a row of the newest version are more than 0.1 nats apart. It is a warning if these are at most half of the rows,
-    in the others at most one such token in fifty is, and chance would put so many into half of a row once in a million
+    in the others at most one such token in fifty is, and chance would fill half of a row with these once in a million
     runs: kernels, stale weights and routed experts single out no rows. Log-probs of other tokens or inputs do.
 
     End of the context: in responses that end at the longest sequence of the run, or up to seven tokens before it, the
