@@ -214,7 +214,7 @@ def of_first_steps(kind):
     return {"table": table, "frame": pl.from_arrow(table), "records": table.to_pylist()}[kind]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("kind", ["frame", "table", "records"])
 def test_rows_in_memory_are_read_like_a_file(tmp_path, monkeypatch, kind):
     folder = tmp_path / "temporary"
@@ -234,6 +234,7 @@ def test_rows_in_memory_are_read_like_a_file(tmp_path, monkeypatch, kind):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_frame_without_a_trainer_says_what_to_pass():
     frame = pl.read_parquet(SAMPLE).filter(pl.col("step") < 3)
     wanted = "the frame has no trainer: pass trainer='trl@1.16.0'"

@@ -72,6 +72,7 @@ def calls_print(module):
     )
 
 
+@pytest.mark.slow
 def test_only_the_command_line_prints():
     rooms = {room_of(module) for module in MODULES if calls_print(module)}
     assert rooms == {"cli"}
@@ -111,6 +112,7 @@ def test_the_rules_load_polars_alone():
     assert loaded_after("import rolloutdoctor.rules.table") == ["polars"]
 
 
+@pytest.mark.slow
 def test_heavy_packages_are_noticed():
     assert loaded_after("import torch") == ["torch"]
 
@@ -136,6 +138,7 @@ except SystemExit as end:
     assert loaded_after(code) == (["polars"] if arguments in (["explain"], ["explain", "RDG001"]) else [])
 
 
+@pytest.mark.slow
 def test_no_query_runs_while_modules_are_imported():
     """A query starts polars' threads, and a process that is forked after that waits for them for ever."""
     code = (
@@ -150,6 +153,7 @@ def test_no_query_runs_while_modules_are_imported():
     subprocess.run([sys.executable, "-c", code, *names], check=True)
 
 
+@pytest.mark.slow
 def test_a_log_of_any_form_is_judged_without_torch(tmp_path):
     """Most of a second goes by while torch is imported; a log of numbers has no tensor in it."""
     same = {"loss": 0.1, "grad_norm": 0.5, "completions/mean_length": 9.0, "epoch": 0.1}

@@ -56,6 +56,7 @@ SOLVERS = {
 """Calls of LAPACK, with why their last digits decide nothing."""
 
 
+@pytest.mark.slow
 def test_no_sum_in_an_order_that_the_processor_chooses():
     """Matrix products add up as their library likes: on Intel, AMD and a GPU in three orders.
 

@@ -42,6 +42,7 @@ def command(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_an_importer_and_a_rule(command):
     found = json.loads(command("check", "run.acme", "--select", "ACME01", "--format", "json", "--exit-zero").stdout)
     (finding,) = found["findings"]
@@ -51,6 +52,7 @@ def test_an_importer_and_a_rule(command):
     assert found["trainer"]["name"] == "acme"
 
 
+@pytest.mark.slow
 def test_they_are_listed(command):
     assert "ACME01  long-responses" in command("explain", "rules").stdout
     assert "of the package acme_rl" in command("explain", "long-responses").stdout
@@ -131,6 +133,7 @@ def test_an_interrupt_is_the_users(tmp_path, monkeypatch):
         offered("rolloutdoctor.rules", ("code", "judge"), [], "code")
 
 
+@pytest.mark.slow
 def test_a_rule_that_exits_in_the_middle_of_a_check_is_no_result(command, tmp_path):
     packages = tmp_path / "packages"
     shutil.copytree(PLUGINS, packages)
@@ -142,6 +145,7 @@ def test_a_rule_that_exits_in_the_middle_of_a_check_is_no_result(command, tmp_pa
     assert "ended the command by an exit (0)" in found.stderr
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("body", "words"),
     [

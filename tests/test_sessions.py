@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("page", "least"), [("contribute/story.md", 30), ("agents.md", 8)])
 def test_the_page_runs(monkeypatch, page, least):
     monkeypatch.chdir(ROOT)

@@ -47,7 +47,7 @@ def run_with(name, printed):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["run", "healthy", "verl_rejected", "slime_ppo"])
 @pytest.mark.parametrize("words", PRINTED)
 def test_a_log_of_few_digits_agrees(name, words):
@@ -86,6 +86,7 @@ def test_identification_goes_by_the_digits_that_there_are():
         assert any(dict(each.options) == dict(theirs.options) for each in members), one.stage
 
 
+@pytest.mark.slow
 def test_a_norm_that_was_printed_as_0_may_have_been_small():
     """RDG002: an error where the trainer logged a norm of 0, and none where three decimals show it."""
     run, metrics = open_run([SAMPLES / "run.parquet"]), logged("run")

@@ -93,7 +93,7 @@ def as_it_is(name):
     return check(open_run([SAMPLES / f"{name}.parquet"]), CheckOptions(device="cpu", steps=SOME_STEPS))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["healthy", "run", "verl_rejected", "slime_ppo"])
 @pytest.mark.parametrize("words", STORED)
 def test_advantages_of_few_digits_agree(tmp_path, name, words):

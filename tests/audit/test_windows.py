@@ -80,6 +80,7 @@ def test_what_no_cause_explains_is_said_with_the_window(averaged):
     assert entries(found)["kl"].first.step == 5
 
 
+@pytest.mark.slow
 def test_a_window_that_is_not_whole_is_not_compared(averaged):
     found = rd.check(rd.open(averaged(steps=13)))
     assert entries(found)["loss"].compared == 2
@@ -175,6 +176,7 @@ def test_the_mean_of_rounded_lines_is_as_far_off_as_they_are():
     assert rounding_of(found.digits(), "loss", found.at(StepKey(1, "train"))["loss"]) >= 5e-5
 
 
+@pytest.mark.slow
 def test_parts_of_a_run_give_what_the_whole_gives(averaged, tmp_path):
     from rolloutdoctor.engine.gathering import measure
     from rolloutdoctor.engine.options import CheckOptions

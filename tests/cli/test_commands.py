@@ -70,6 +70,7 @@ def test_fail_on_decides_the_exit_code(rolloutdoctor, run, words, code):
     assert rolloutdoctor("check", run, *words).returncode == code
 
 
+@pytest.mark.slow
 def test_an_alias_is_what_it_stands_for(rolloutdoctor, run):
     for alias, words in (
         (["--exit-zero"], ["--fail-on", "never"]),
@@ -449,7 +450,7 @@ def test_color_is_asked_for_or_not_there(rolloutdoctor, run):
     assert "\x1b[" not in rolloutdoctor("check", run, "--color", "never", env={"FORCE_COLOR": "1"}).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("sample", ["run", "verl_rejected", "slime_ppo", "healthy"])
 def test_what_a_rule_finds_does_not_depend_on_what_else_is_selected(rolloutdoctor, sample):
     words = ["check", SAMPLES / f"{sample}.parquet", "--steps", ":15", "--format", "json"]

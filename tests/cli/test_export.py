@@ -40,6 +40,7 @@ def test_an_old_name_writes_the_same_bytes_and_says_the_new_one(rolloutdoctor, t
     assert found[old][0]
 
 
+@pytest.mark.slow
 def test_tables_are_the_default_and_are_judged(rolloutdoctor, tmp_path):
     assert rolloutdoctor("export", RUN, *FEW, "-o", tmp_path / "a").returncode == 0
     every = rolloutdoctor("export", RUN, *FEW, "-o", tmp_path / "b", "--what", "rows,tokens,metrics")
@@ -49,6 +50,7 @@ def test_tables_are_the_default_and_are_judged(rolloutdoctor, tmp_path):
     assert judged.stdout == whole.stdout
 
 
+@pytest.mark.slow
 def test_some_tables_are_written_alone(rolloutdoctor, tmp_path):
     rolloutdoctor("export", RUN, *FEW, "-o", tmp_path / "all")
     some = rolloutdoctor("export", RUN, *FEW, "-o", tmp_path / "some", "--what", "metrics,rows")

@@ -91,6 +91,7 @@ def test_a_journal_and_the_run_file_it_becomes(rolloutdoctor, tmp_path):
     assert watch.state == whole(rolloutdoctor, path, select=())
 
 
+@pytest.mark.slow
 def test_a_folder_to_which_files_are_added(rolloutdoctor, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -109,6 +110,7 @@ def test_a_folder_to_which_files_are_added(rolloutdoctor, tmp_path):
     assert watch.state == whole(rolloutdoctor, folder)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_by_a_longer_one(rolloutdoctor, tmp_path):
     path = tmp_path / "run.parquet"
     watch = Watch(path)
@@ -189,6 +191,7 @@ def test_a_journal_that_was_cut_off(tmp_path):
         watch()
 
 
+@pytest.mark.slow
 def test_a_dump_of_json_lines(rolloutdoctor, tmp_path):
     folder = tmp_path / "rollouts"
     folder.mkdir()
@@ -245,6 +248,7 @@ def test_a_log_that_was_cut_off(tmp_path):
         watch()
 
 
+@pytest.mark.slow
 def test_metrics_that_come_late_are_counted_with_their_steps(rolloutdoctor, tmp_path):
     path = tmp_path / "run.parquet"
     growing.write(path, range(1, 5), metrics=False)
@@ -257,6 +261,7 @@ def test_metrics_that_come_late_are_counted_with_their_steps(rolloutdoctor, tmp_
     assert watch.state == whole(rolloutdoctor, path)
 
 
+@pytest.mark.slow
 def test_each_finding_is_said_once(tmp_path):
     path = tmp_path / "run.parquet"
     watch = Watch(path)
@@ -268,6 +273,7 @@ def test_each_finding_is_said_once(tmp_path):
     assert "error RDA004 advantages-differ confirmed" in line
 
 
+@pytest.mark.slow
 def test_what_was_said_is_kept_before_the_next_is_said(tmp_path):
     path = tmp_path / "run.parquet"
     growing.write(path, range(1, 17), fault_from=10)
@@ -277,6 +283,7 @@ def test_what_was_said_is_kept_before_the_next_is_said(tmp_path):
     assert [len(known) for known in watch.known_before] == list(range(len(watch.said)))
 
 
+@pytest.mark.slow
 def test_a_machine_that_was_suspended_is_not_idle(rolloutdoctor, tmp_path, monkeypatch):
     path, now, naps = tmp_path / "run.parquet", time.monotonic(), []
     growing.write(path, range(1, 9))

@@ -73,6 +73,7 @@ def test_completion_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_shell_gets_the_words():
     words = {
         "_ROLLOUTDOCTOR_COMPLETE": "complete_bash",

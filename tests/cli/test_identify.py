@@ -87,7 +87,7 @@ def conforms(value, schema):
     return isinstance(value, schema)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("sample", TRUE)
 def test_samples_agree_with_their_own_options(rolloutdoctor, sample):
     found = rolloutdoctor("identify", SAMPLES / f"{sample}.parquet", "--format", "json")
@@ -102,7 +102,7 @@ def test_samples_agree_with_their_own_options(rolloutdoctor, sample):
     assert all(stage["classes"][0]["matched"] == stage["compared"] for stage in body["stages"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("sample", "trainer"), [*((sample, True) for sample in TRUE), ("verl_rejected", False)])
 def test_samples_without_their_options(rolloutdoctor, tmp_path, sample, trainer):
     run = without_options(SAMPLES / f"{sample}.parquet", tmp_path / "run.parquet", trainer=trainer)
@@ -127,6 +127,7 @@ def test_the_words_to_use_reproduce_the_run(rolloutdoctor, tmp_path):
         assert tested[name]["agree"] == tested[name]["compared"] > 0
 
 
+@pytest.mark.slow
 def test_text(rolloutdoctor):
     found = rolloutdoctor("identify", SAMPLES / "run.parquet")
     stored = STORED / "identify.txt"
@@ -152,6 +153,7 @@ def _without_worst(text):
     return re.sub(r"; largest error \S+ of the rounding bound", "", " ".join(text.split()))
 
 
+@pytest.mark.slow
 def test_a_contradiction_exits_with_1(rolloutdoctor):
     wrong = ("--set", "algorithm.norm_adv_by_std_in_grpo=false")
     found = rolloutdoctor("identify", SAMPLES / "verl_rejected.parquet", *wrong, "--steps", "1:20")
@@ -194,7 +196,7 @@ def test_output_file(rolloutdoctor, tmp_path):
     assert json.loads(out.read_text())["recorded"] == "agrees"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("device", "is_told"), [("cuda", True), ("cpu", False), ("auto", False)])
 def test_a_device_of_the_settings_file_is_not_ignored_in_silence(rolloutdoctor, tmp_path, device, is_told):
     (tmp_path / "rolloutdoctor.toml").write_text(f'device = "{device}"\n')

@@ -38,6 +38,7 @@ def test_less_is_refused_in_one_sentence(tmp_path, words):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_as_much_is_enough_for_a_log(tmp_path):
     done = run(tmp_path, LEAST, "check", "train.log")
     assert done.returncode == 0, done.stderr[-2000:]

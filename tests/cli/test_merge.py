@@ -41,6 +41,7 @@ def test_merge_has_the_codes_of_check(rolloutdoctor, states):
     assert codes == {0, 1}
 
 
+@pytest.mark.slow
 def test_refusals(rolloutdoctor, states, tmp_path):
     first, _ = states
     twice = rolloutdoctor("merge", first, first)
@@ -54,6 +55,7 @@ def test_refusals(rolloutdoctor, states, tmp_path):
     assert target.read_bytes() == RUN.read_bytes()
 
 
+@pytest.mark.slow
 def test_workers_print_what_one_process_prints(rolloutdoctor):
     one, several = (rolloutdoctor("check", RUN, *STEPS, *words) for words in ([], ["--workers", "3"]))
     assert (several.stdout, several.stderr, several.returncode) == (one.stdout, one.stderr, one.returncode)

@@ -126,7 +126,7 @@ def test_a_link_stays_one_and_permissions_stay(rolloutdoctor, folder, name):
     assert [path.name for path in (folder / "far").iterdir()] == [out]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in PARQUET])
 def test_a_pipe_is_written_into(rolloutdoctor, folder, name):
     out = COMMANDS[name][2]

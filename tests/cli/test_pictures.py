@@ -15,7 +15,7 @@ RUN = SAMPLES / "verl_rejected.parquet"
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("form", STARTS)
 def test_plot_writes_the_format_that_the_name_asks_for(rolloutdoctor, tmp_path, form):
     target = tmp_path / f"picture.{form}"
@@ -129,6 +129,7 @@ def test_view_writes_the_page_with_groups_to_look_at(rolloutdoctor, tmp_path):
         assert (refused.returncode, said in refused.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_path):
     target = tmp_path / "report.html"
     found = rolloutdoctor("report", SAMPLES / "healthy.parquet", "--steps", "0:6", "-o", target)

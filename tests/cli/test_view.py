@@ -177,6 +177,7 @@ def test_a_port_in_use_is_said(rolloutdoctor):
     assert f"--port {server.server_port}: Address already in use" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_address_is_in_no_argument_of_the_browser(tmp_path):
     """What a process was started with can be listed by everybody; the file that has it is the user's alone."""
     browser = tmp_path / "browser"

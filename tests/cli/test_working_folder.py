@@ -57,7 +57,7 @@ def ran(folder, *words, **environment):
     ],
     ids=lambda words: " ".join(words[:1] + words[-2:]),
 )
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 def test_no_file_of_the_working_folder_is_executed(folder, words):
     modules, code, said = ran(folder, *words, "--steps", ":6")
     assert not modules

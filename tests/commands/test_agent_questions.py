@@ -73,6 +73,7 @@ def test_rows_of_a_trajectory_with_the_advantage_of_another_turn(tmp_path):
     assert f"differs in {len(differing)} of {len(trajectories)} trajectories" in PAGE
 
 
+@pytest.mark.slow
 def test_the_recording_is_reproduced(tmp_path):
     _, out, *_ = command(["check", "run.parquet"], edited(tmp_path, None).parent)
     assert "320 of 320 advantages, 20 of 20 loss" in out

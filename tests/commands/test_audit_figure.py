@@ -32,7 +32,7 @@ def options(**values):
     return CheckOptions(split="train", layers=[Layer("test", values)] if values else [])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("name", "values"), [("healthy", {}), ("healthy", {"scale_rewards": "none"}), ("slime_ppo", {})]
 )
@@ -54,11 +54,13 @@ def differing():
     return draw(sample("healthy"), "audit", options(scale_rewards="none"))
 
 
+@pytest.mark.slow
 def test_values_that_differ_come_first(differing):
     assert [one.quantity for one in differing.quantities if one.differs] == ["advantages", "loss"]
     assert [one.quantity for one in differing.quantities[:3]] == ["advantages", "loss", "kl"]
 
 
+@pytest.mark.slow
 def test_a_fix_is_compared_beside_the_options():
     data = draw(sample("verl_rejected"), "audit", options(), [choose("rejected-rows")])
     (one,) = [one for one in data.quantities if one.quantity == "advantages"]

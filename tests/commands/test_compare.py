@@ -160,6 +160,7 @@ def test_a_log_has_steps_and_no_rows(tmp_path):
     assert text.count("4 steps of a log, no rollouts") == 2
 
 
+@pytest.mark.slow
 def test_parts(compared):
     found = compared(small(), small(reward=[1.0, 1.0, 1.0, None]), by="reward")
     values = {part.name: part.values for part in found.parts}

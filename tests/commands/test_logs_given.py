@@ -97,7 +97,7 @@ def opened(*paths):
 FEW = ["--steps", ":20", "--format", "json", "--exit-zero"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("log", LOGS)
 def test_every_value_of_the_log_agrees(folder, log):
     name, _ = LOGS[log]

@@ -46,6 +46,7 @@ def folder(tmp_path_factory, measured):
     return path
 
 
+@pytest.mark.slow
 def test_rows_are_what_evaluate_gives(measured):
     run = rd.open(SAMPLE)
     objective = rd.objective_of(run)

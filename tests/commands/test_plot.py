@@ -38,6 +38,7 @@ def test_one_pass_finds_and_draws_what_separate_passes_do():
     assert set(gallery.left_out) == {"baseline", "loss", "mismatch"}
 
 
+@pytest.mark.slow
 def test_a_report_reads_the_file_once(monkeypatch):
     run, passes = sample("slime_ppo"), []
     batches = run.batches

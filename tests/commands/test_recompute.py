@@ -277,6 +277,7 @@ def test_the_rollout_correction(tmp_path):
     assert any("response_mask_re is null" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_the_rejection_of_the_sample_is_the_one_that_happened(tmp_path):
     path = Path(__file__).parent.parent.parent / "sample_data" / "verl_rejected.parquet"
     _, rows = recomputed(path, tmp_path / "out.parquet")

@@ -47,6 +47,7 @@ def test_every_stage_of_a_run_follows():
     assert all(stage["agree"] == stage["compared"] > 0 for stage in stages.values())
 
 
+@pytest.mark.slow
 def test_values_that_differ_end_it_with_1(tmp_path):
     path = edited(tmp_path / "run.parquet", "advantage", lambda column: pc.multiply(column, 1.25))
     code, stages = verified(path, *FEW)
@@ -55,6 +56,7 @@ def test_values_that_differ_end_it_with_1(tmp_path):
     assert verified(path, *FEW, "--require", "kl")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_known_fault_of_the_release_is_named_and_may_be_allowed():
     """slime 0.3.1 logs a KL of other numbers than it trains with."""
     words = (SAMPLE.with_name("slime_ppo.parquet"), "--steps", "1:6", "--require", "kl")
@@ -72,6 +74,7 @@ def test_a_stage_that_nothing_was_logged_of_cannot_be_told(tmp_path):
     assert "log the advantages" in stages["advantages"]["remedy"]
 
 
+@pytest.mark.slow
 def test_what_differs_from_an_assumed_option_cannot_be_told(tmp_path):
     """Without options the defaults are only assumed: these advantages may be right under others."""
     path = edited(tmp_path / "run.parquet", "advantage", lambda column: pc.multiply(column, 1.25))
@@ -126,6 +129,7 @@ def test_the_outcome_of_a_stage(entries, allowed, outcome):
     assert stage_of(report_with(*entries), "loss", allowed).outcome == outcome
 
 
+@pytest.mark.slow
 def test_the_text_says_what_and_why(tmp_path):
     path = edited(
         tmp_path / "run.parquet", "advantage", lambda column: pa.chunked_array([pc.negate(column).combine_chunks()])

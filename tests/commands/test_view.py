@@ -119,6 +119,7 @@ def test_without_a_trainer_rows_are_shown_and_the_reason_is_said(tmp_path):
     assert all(one.recomputed is None and "gradient" not in one.values for one in group.completions)
 
 
+@pytest.mark.slow
 def test_judging_compares_logged_with_recomputed(tmp_path):
     path = tmp_path / "run.parquet"
     path.write_bytes(Path("sample_data/slime_ppo.parquet").read_bytes())
@@ -134,6 +135,7 @@ def test_judging_compares_logged_with_recomputed(tmp_path):
     assert all(all(one.agrees) for one in found.compared[1:])
 
 
+@pytest.mark.slow
 def test_a_shared_page_holds_the_groups_that_findings_point_at():
     run = rolloutdoctor.open(SAMPLE)
     report = rolloutdoctor.check(run, steps="40:50")
@@ -144,6 +146,7 @@ def test_a_shared_page_holds_the_groups_that_findings_point_at():
     assert json.loads(orjson.dumps(found))["overview"]["steps"][0][1] == "train"
 
 
+@pytest.mark.slow
 def test_a_shared_page_holds_groups_of_steps_with_rows_of_both_splits():
     """Step 90 was evaluated and trained; the groups that findings point at are of either."""
     run = rolloutdoctor.open("sample_data/run.parquet")

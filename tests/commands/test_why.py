@@ -28,6 +28,7 @@ def answered(folder, kind, seed=1, **options):
     return rd.why(path, BY_NAME[kind].metric, device="cpu", **options)
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -61,6 +62,7 @@ def test_lines_and_remainder_add_up_on_any_run(mixed, metric):
             assert sum(parts.values()) == pytest.approx(line.share, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_means_are_those_of_the_rows_and_tokens(mixed):
     """Read with polars alone: means over steps of means over responses, or over trained tokens."""
     measured = rd.measure(mixed, device="cpu", dtype="float64").rows
@@ -96,6 +98,7 @@ def test_what_is_not_finite_is_left_out(tmp_path):
         assert any("without a finite value left out" in note for note in ledger.notes)
 
 
+@pytest.mark.slow
 def test_without_a_step_the_change_is_found(tmp_path):
     found = answered(tmp_path, "pass rate")
     assert len(found.ledgers) == 1
@@ -103,6 +106,7 @@ def test_without_a_step_the_change_is_found(tmp_path):
     assert found.ledgers[0].largest.cause == "pass rate on equal prompts"
 
 
+@pytest.mark.slow
 def test_an_outage_names_its_rows(tmp_path):
     ledger = answered(tmp_path, "outage, rank", at=AT).ledgers[0]
     (line,) = [one for one in ledger.lines if one.cause == "verifier outage"]

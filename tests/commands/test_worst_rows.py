@@ -20,6 +20,7 @@ def views_of(path, **options):
     return report, worst.views(report.findings, chosen)
 
 
+@pytest.mark.slow
 def test_the_worst_findings_come_first_then_gradient_and_gap():
     report, views = views_of(SAMPLES / "verl_rejected.parquet")
     assert [(view.step, view.sample_id) for view in views] == [(46, "45/0/0"), (40, "39/0/0"), (44, "43/0/7")]
@@ -52,6 +53,7 @@ def test_the_worst_findings_come_first_then_gradient_and_gap():
     assert first.gradient_kept == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_where_only_ids_are_there_are_ids():
     _, views = views_of(SAMPLES / "slime_ppo.parquet")
     assert views

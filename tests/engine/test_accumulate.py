@@ -73,6 +73,7 @@ def test_no_step_can_be_computed():
     assert [code for code, _ in report.clean] == ["RDI001"]
 
 
+@pytest.mark.slow
 def test_failures_do_not_depend_on_the_order_of_steps():
     masks = {1: [[1], [0]], 2: [[0], [0]], 3: [[1], [0]]}
     reports = {
@@ -117,6 +118,7 @@ def test_run_states_add_up():
     assert RunState() + one == one == one + RunState()
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_order_of_arrival():
     generator = torch.Generator().manual_seed(0)
     rewards = torch.rand(7, 4, generator=generator).tolist()

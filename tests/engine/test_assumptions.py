@@ -92,6 +92,7 @@ def test_a_right_run_without_options_is_not_accused(trainer, options, tmp_path):
     assert not findings(rd.check(right.write(tmp_path / "silent.parquet", stated=False)))
 
 
+@pytest.mark.slow
 def test_a_difference_is_confirmed_by_stated_options_and_exposed_beside_an_assumed_one(tmp_path):
     """All that decide, one of two, none."""
     options = {"scale_rewards": "none", "multi_objective_aggregation": "sum_then_normalize"}
@@ -137,6 +138,7 @@ def test_a_value_of_a_file_that_is_not_understood_takes_out_what_it_decides(tmp_
         rd.check(tmp_path / "run.parquet", options={"loss_type": "of my own"})
 
 
+@pytest.mark.slow
 def test_a_release_that_was_not_read_is_never_healthy(tmp_path):
     made = dump("trl", {"scale_rewards": "none"})
     path = made.write(tmp_path / "run.parquet", stated=True)

@@ -72,7 +72,7 @@ def test_what_nothing_explains_leaves_no_rule_of_its_stage_clean(trainer, stage)
     assert differs in {one.code for one in found.findings}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_healthy_run_keeps_them_clean(trainer):
     found = check(trainer, *a_run(trainer, None))
@@ -89,6 +89,7 @@ def test_a_stage_that_another_cause_explains_is_tested():
     assert {"RDM004", "RDM006", "RDI014"} <= {code for code, _ in found.clean}
 
 
+@pytest.mark.slow
 def test_a_fault_that_the_data_cannot_tell_from_the_cause_is_not_clean():
     """Without a loss in the log a KL metric of k1 and a KL term of k1 look alike."""
     batch, metrics = planted("trl", [by_name("kl-metric-is-k1")], a_batch())

@@ -383,7 +383,7 @@ def of_other_advantages(trainer, *, is_used):
     return diagnose([batch], trainer=trainer, options=SETUPS[trainer], logged=metrics)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", ["trl", "verl", "slime"])
 def test_a_loss_made_of_the_logged_advantages_is_no_second_error(trainer):
     found = {one.code: one for one in of_other_advantages(trainer, is_used=True).findings}

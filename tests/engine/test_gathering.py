@@ -91,6 +91,7 @@ def test_why(path, metric):
     assert whole(found[0]) == whole(found[1])
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("by", ["reward", "status"])
 def test_a_comparison(path, by):
     runs = [open_run([path]), open_run([path])]
@@ -132,6 +133,7 @@ def gathered(path, options, executor=None):
     return whole(report), whole(gallery), repr(worst.places(report.findings))
 
 
+@pytest.mark.slow
 def test_what_a_page_shows(path):
     assert gathered(path, FEW, Parts(3)) == gathered(path, FEW)
 

@@ -71,7 +71,7 @@ def without_information(table):
     return table.set_column(column, "advantages", lists)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     "case",
     [

@@ -42,6 +42,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=200)
 @given(value=anything)
 def test_any_value_is_read_or_refused_in_a_sentence(value):

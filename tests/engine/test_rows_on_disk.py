@@ -192,6 +192,7 @@ def test_processes_have_one_report(tmp_path):
     assert not any(scratch.iterdir()), "files go with their tables"
 
 
+@pytest.mark.slow
 def test_measured_tables_have_the_same_bytes(tmp_path):
     run = open_run([long_run(tmp_path)])
     for name, memory in (("one", MemoryBound()), ("other", NOTHING)):
@@ -209,7 +210,7 @@ class Refused:
         raise AssertionError("the rows of a whole run were read together")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["made.parquet", "run.parquet", "slime_ppo.parquet", "verl_rejected.parquet"])
 def test_nobody_reads_the_rows_of_a_run_together(name, tmp_path, monkeypatch):
     run = open_run([long_run(tmp_path) if name == "made.parquet" else SAMPLES / name])

@@ -68,7 +68,7 @@ def rows_of(columns, steps):
     return [row for row, step in enumerate(columns["step"]) if step in steps]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("cut", [1, 3, 5])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_split_by_steps(tmp_path, columns, cut, dtype):
@@ -80,6 +80,7 @@ def test_split_by_steps(tmp_path, columns, cut, dtype):
     assert rendered(merged([early, late])) == rendered(merged([late, early])) == expected
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("named", [True, False])
 def test_split_by_files(tmp_path, columns, named):
     """Rows without a name of their own are named after their file where there are several."""
@@ -97,6 +98,7 @@ def test_split_by_files(tmp_path, columns, named):
         assert rendered(merged([early, late])) == whole([one])
 
 
+@pytest.mark.slow
 def test_split_by_split(tmp_path, columns):
     columns["split"] = ["eval" if row % 24 < 8 else "train" for row in range(len(columns["step"]))]
     run = write(tmp_path / "run.parquet", columns)
@@ -104,6 +106,7 @@ def test_split_by_split(tmp_path, columns):
     assert rendered(merged(parts)) == whole([run])
 
 
+@pytest.mark.slow
 def test_one_state_alone_and_only_some_of_its_rules(tmp_path, columns):
     run = write(tmp_path / "run.parquet", columns)
     state = save(tmp_path / "a.state", [run])
@@ -114,6 +117,7 @@ def test_one_state_alone_and_only_some_of_its_rules(tmp_path, columns):
         merged([few], pick(["RDA001"], []), required=True)
 
 
+@pytest.mark.slow
 def test_without_a_trainer_with_fixes_and_with_failing_steps(tmp_path, columns):
     run = write(tmp_path / "nobody.parquet", columns, None)
     parts = [save(tmp_path / f"{n}.state", [run], steps=StepRange(n, n + 3)) for n in (0, 3)]

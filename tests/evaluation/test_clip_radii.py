@@ -27,7 +27,7 @@ def clipping_batch(drift=0.5, **options):
     return toy_batch([[1, 0]], lengths=4, old=old, ref=-1.2, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("trainer", "name"),

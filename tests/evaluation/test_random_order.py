@@ -33,7 +33,7 @@ def numbers(report):
     return measures, ended, [finding.headline for finding in report.findings]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["slime_ppo", "verl_rejected", "healthy", "run"])
 def test_reports_of_the_samples(name):
     path = Path(rd.__file__).parents[1] / "sample_data" / f"{name}.parquet"
@@ -45,7 +45,7 @@ def test_reports_of_the_samples(name):
     assert (others[1], others[2]) == (ended, headlines)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("rewards", "options"),
     [

@@ -19,7 +19,7 @@ SEED = os.environ.get("ROLLOUTDOCTOR_FUZZ_SEED", "suite")
 PARTS = 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_commands_end_in_words_and_in_time(started, part, tmp_path):
     complaints, tried = [], 0
@@ -37,6 +37,7 @@ def test_commands_end_in_words_and_in_time(started, part, tmp_path):
     assert not complaints, "\n\n".join(complaints)
 
 
+@pytest.mark.slow
 def test_every_kind_is_made(tmp_path):
     found = set()
     for number in range(160):
@@ -68,7 +69,7 @@ def test_the_harness_sees_what_is_wrong(code, out, err, words):
     assert said is None if words is None else words in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("code", "ends", "says", "is_deaf"),
     [
@@ -91,6 +92,7 @@ def test_a_limited_process_ends(tmp_path, code, ends, says, is_deaf):
     assert (taken(report)[2] > 1) == is_deaf
 
 
+@pytest.mark.slow
 def test_damaged_footers_never_end_the_process():
     """In a process of its own, which a damaged footer would abort inside pyarrow."""
     code = "import sys; from fuzz.footers import main; main(*map(int, sys.argv[1:]))"

@@ -170,7 +170,7 @@ def findings(report):
     return [(one.code, one.severity, one.verdict, one.headline) for one in report.findings]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_check_finds_the_same(name, gpu):
     run, steps = open_run([SAMPLES / f"{name}.parquet"]), StepRange.parse(":12")
@@ -232,7 +232,7 @@ def assert_near(there, here):
         assert there == here
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_says_the_same(command, gpu, monkeypatch, capsys, tmp_path):
     said = []
@@ -264,7 +264,7 @@ def tables(device, steps=":3"):
     return measured, [measured.rows, measured.tokens, measured.metrics]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_auto_ends_on_the_cpu_wherever_the_gpu_failed(fault, share, large, monkeypatch):
@@ -337,6 +337,7 @@ def test_cuda_is_strict(fault, monkeypatch, capsys):
     assert re.fullmatch(sentence + "nothing more was evaluated, use --device cpu", err.strip().splitlines()[-1]), err
 
 
+@pytest.mark.slow
 def test_auto_says_a_sentence_and_the_device_that_was_used(large, monkeypatch, capsys):
     command = ["check", str(SAMPLES / "run.parquet"), "--steps", ":2", "--format", "json"]
     expected = said_by([*command, "--device", "cpu"], monkeypatch, capsys)
@@ -396,6 +397,7 @@ def test_auto_takes_a_gpu_for_many_tokens_only(gpu, monkeypatch):
     assert devices.on_device(options, [run], lambda chosen: chosen.device) == "cpu"
 
 
+@pytest.mark.slow
 def test_the_table_of_one_call(gpu, tmp_path):
     head, *rows = list(gpu_table.lines(tmp_path, sizes=((20_000, 2),)))[-2:]
     assert head.startswith("| ---:")

@@ -84,6 +84,7 @@ def test_verl_rows(rows, cut):
     lines_survive(rows, cut, "1.jsonl", importer="verl")
 
 
+@pytest.mark.slow(every=True)
 @given(rows=st.lists(row, max_size=5), cut=st.integers(0, 3))
 @example(rows=[{"input": [{"": False}]}], cut=0)
 def test_rows_of_any_kind(rows, cut):
@@ -142,6 +143,7 @@ def replaced(body, path, value):
     return copy
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=60)
 @given(
     importer=st.sampled_from(sorted(JSON_DUMPS)),
@@ -165,6 +167,7 @@ def test_real_rows_with_anything_in_some_places(importer, edits, cut):
         survives(Path(scratch), str(name), importer=importer)
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=20)
 @given(
     key=st.sampled_from(["partition", "num_microbatches", "micro_batch_indices", None]),

@@ -109,7 +109,7 @@ def changes(draw):
     return change
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dump", DUMPS)
 def test_changed_lines(dump):
     @settings(max_examples=30)

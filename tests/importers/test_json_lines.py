@@ -127,6 +127,7 @@ def test_mapped_lines_of_any_kind(raw, chunk_bytes):
     same(raw, chunk_bytes, importer="mapped", columns=COLUMNS)
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=100)
 @given(
     raw=st.builds(joined, plain_row, st.lists(st.builds(line_of, plain_row), max_size=8), st.just("\n")),
@@ -190,6 +191,7 @@ def test_what_comes_after_the_first_lines_of_the_first_chunk_belongs_to_the_file
     assert not notes
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=50)
 @given(
     rows=st.lists(
@@ -214,6 +216,7 @@ def parsed(raw):
     return repr(lines.parse(raw))
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=1000)
 @given(line=some_line | value.map(lambda cell: f'{{"a": {cell}, "b": [0, {cell}]}}'), flip=st.none() | st.integers(0))
 def test_any_line_is_what_python_reads(line, flip):

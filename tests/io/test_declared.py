@@ -192,7 +192,7 @@ def test_an_encoding_of_which_nothing_can_be_counted(tmp_path):
             open_run([str(path)])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("importer", ["trl", "mapped"])
 def test_the_command_ends_in_one_sentence_and_little_memory(tmp_path, importer):
     rows = numbers() | {"prompt": one_text_for_all(), "completion": one_text_for_all(), "advantage": np.zeros(ROWS)}

@@ -56,6 +56,7 @@ def report(paths):
     return check(run, CheckOptions(device="cpu")), run
 
 
+@pytest.mark.slow
 def test_s3_gives_the_report_of_the_file(server, bucket):
     local, _ = report([bucket / "runs" / "part-2.parquet"])
     remote, run = report(["s3://bucket/runs/part-2.parquet"])
@@ -116,6 +117,7 @@ def web(server, path):
     return f"http://127.0.0.1:{server.server_port}/{path}"
 
 
+@pytest.mark.slow
 def test_web_gives_the_report_of_the_file(server, bucket):
     local, _ = report([bucket / "runs" / "part-2.parquet"])
     remote, run = report([web(server, "bucket/runs/part-2.parquet")])

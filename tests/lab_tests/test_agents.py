@@ -28,7 +28,7 @@ def judged(make, path, *about):
     return outcomes.judged(body(rd.check(path)), *about)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("name", "strength"), NAMED)
 def test_a_fault_is_named_first(tmp_path, name, strength):
     kind = FAULTS[name]

@@ -46,6 +46,7 @@ def test_a_severe_fault_in_a_log_is_found(case):
     assert case.code in CODES
 
 
+@pytest.mark.slow
 def test_equal_responses_of_a_clean_run_have_equal_rewards():
     world, batches = clean_run(12)
     assert world.model["entropy"] == "collapsed"

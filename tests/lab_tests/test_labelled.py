@@ -43,7 +43,7 @@ def verdicts(report):
 
 # The trainings themselves need one: what torch computes again for a gradient has to be the same.
 @pytest.mark.one_order
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("name", "place"), NAMED)
 def test_a_fault_is_named_first(tmp_path, name, place):
     kind = FAULTS[name]
@@ -52,7 +52,7 @@ def test_a_fault_is_named_first(tmp_path, name, place):
 
 
 @pytest.mark.one_order
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("number", CLEAN)
 def test_a_clean_run_is_not_accused(tmp_path, number):
     assert judged(drawn(number), tmp_path / "run.parquet")["found"] == []

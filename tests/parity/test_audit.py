@@ -75,7 +75,7 @@ def agrees(setup, but=()):
     return report
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_healthy_run_agrees(trainer, part):
@@ -129,6 +129,7 @@ def test_a_healthy_run_with_a_rollout_correction_of_verl_agrees():
         assert any(entry.quantity.startswith("rollout_corr/") for entry in report.audit)
 
 
+@pytest.mark.slow
 def test_each_reward_is_divided_by_its_own_deviation_whatever_the_scale():
     setup = with_rarer_options(drawn("trl", 77), 77)
     assert setup.options["multi_objective_aggregation"] == "normalize_then_sum"
@@ -206,7 +207,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("name", "trainer", "strength"),
     # Of the others one in nine, the strengths by turns.

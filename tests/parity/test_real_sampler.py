@@ -41,7 +41,7 @@ def test_log_probs_in_bfloat16(tmp_path):
     assert warned(report) == {"RDO005"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("temperature", "dtype"), [(0.7, torch.float32), (0.9, torch.bfloat16)])
 def test_another_temperature(tmp_path, temperature, dtype):
     report = checked(tmp_path, Engine(temperature=temperature, dtype=dtype), prompt=SHORT)

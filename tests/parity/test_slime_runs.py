@@ -73,7 +73,7 @@ def test_identify_agrees_with_the_options(name, tmp_path):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_cause_is_named(name, tmp_path):
     cause, strength = name.rsplit(", ", 1)
@@ -84,6 +84,7 @@ def test_a_planted_cause_is_named(name, tmp_path):
         assert {one.code for one in report.findings} & {"RDA004", "RDG005", "RDM004"}
 
 
+@pytest.mark.slow
 def test_an_option_that_the_release_does_not_use_is_named(tmp_path):
     name = next(each for each in HEALTHY if RUNS[each].options["eps_clip_c"] is not None)
     (note,) = (note for note in rd.check(opened(name, tmp_path)).notes if "eps_clip_c" in note)

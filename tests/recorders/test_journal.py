@@ -176,6 +176,7 @@ def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share, as_arrays):
         assert (len(tables), found.end, found.size) == (3, ends[0], len(content))
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_bytes_end_in_a_sentence_or_in_rows(tmp_path, data):

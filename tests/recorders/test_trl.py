@@ -11,6 +11,7 @@ from rolloutdoctor.recorders.trl import record
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 def test_logged_values_follow_from_the_rows(tmp_path, loss_type):
     trainer, rows, logged = run(tmp_path, loss_type=loss_type, evaluate=loss_type in ("dapo", "grpo"))
@@ -50,6 +51,7 @@ def test_several_iterations(tmp_path):
     assert (first[key]["policy_log_probs"] != second[key]["policy_log_probs"]).any()
 
 
+@pytest.mark.slow
 def test_several_optimizer_steps_from_one_generated_batch(tmp_path):
     _, rows, _ = run(tmp_path, steps_per_generation=4, steps=4)
     check_reproduces(tmp_path)
@@ -89,6 +91,7 @@ def test_truncated_rows_keep_their_tokens(tmp_path):
         assert len(row["response_ids"]) == len(row["policy_log_probs"]) > 0
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("mode", ["sequence_mask", "token_truncate"])
 def test_sampler_log_probs_and_tool_tokens(tmp_path, mode):
     """A custom rollout stands in for an inference engine: TRL then corrects for its log-probs as it would for one."""

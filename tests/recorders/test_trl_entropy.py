@@ -35,7 +35,7 @@ RUNS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", RUNS)
 def test_what_is_logged_follows_from_the_rows(tmp_path, name):
     _, _, logged = run(tmp_path, rewards=(shade,), **RUNS[name])

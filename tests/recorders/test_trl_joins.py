@@ -42,7 +42,7 @@ def recorded(request, tmp_path_factory):
     return request.param, folder / "run.parquet"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 def test_a_healthy_run_is_clean(recorded):
     name, path = recorded
     report = checked(path)
@@ -77,7 +77,7 @@ def copied(path, folder, *, without=(), change=None):
     return folder / "run.parquet"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 def test_a_wrong_line_of_a_later_update_is_found(recorded, tmp_path):
     """The lines of the later optimizer steps count: one that is off is a difference."""
     name, path = recorded

@@ -103,7 +103,7 @@ GRPO = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", GRPO)
 def test_grpo(tmp_path, name):
     options = {"rewards": (shade,), **GRPO[name]}

@@ -13,6 +13,7 @@ from rolloutdoctor.recorders.trl import record
 of_trl = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     "options",
     [

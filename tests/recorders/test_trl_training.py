@@ -44,6 +44,7 @@ def test_metadata_is_an_allow_list(tmp_path):
     assert str(tmp_path) not in str(metadata)
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical(tmp_path):
     results = []
     for recorded in (False, True):

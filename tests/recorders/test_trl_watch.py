@@ -51,6 +51,7 @@ def entries(trainer):
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.slow
 def test_findings_are_among_the_metrics(tmp_path):
     # Every group has equal rewards: the KL term is all there is.
     trainer, watching = trained(tmp_path / "run", rewards=[ones])

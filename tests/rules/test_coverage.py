@@ -48,7 +48,7 @@ def test_every_rule_ends_in_one_of_four_ways(rows, logged, setup):
     assert all(one.reason and one.remedy for one in report.skipped)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @each_rows
 @pytest.mark.parametrize("trainer", DEFAULTS)
 def test_assumed_options_take_away_and_never_add(rows, trainer):

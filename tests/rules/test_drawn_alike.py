@@ -47,7 +47,7 @@ def warnings_of(report):
     return [f"{one.code} {one.headline}" for one in report.findings if one.severity.name != "INFO"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("steps", "rows", "tokens", "tails"),
     [

@@ -159,7 +159,7 @@ def test_most_hypotheses_show_in_these_rows():
     assert all(count == 40 for count in by_trainer.values()), by_trainer
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_run_without_a_fault_has_no_cause(trainer):
     for seed in range(20):
@@ -295,7 +295,7 @@ def test_a_cause_that_explains_most_of_the_values_is_named_with_what_it_leaves()
     assert f"neither reproduces {192 - finding.cause.as_found} values" in finding.evidence
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("values", ["0 or 1", "continuous"])
 @pytest.mark.parametrize("seed", range(5))
 def test_rewards_in_no_order_are_no_known_cause(seed, values):

@@ -165,6 +165,7 @@ def test_some_rows_have_the_reward_of_another(trainer, share, size):
     assert (finding.code, finding.cause.hypothesis) == ("RDI004", "rewards-of-other-rows")
 
 
+@pytest.mark.slow
 def test_some_rows_moved_across_groups():
     scattered = [
         replace(
@@ -177,7 +178,7 @@ def test_some_rows_moved_across_groups():
     assert (finding.code, finding.cause.hypothesis) == ("RDI004", "rewards-of-other-rows")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("kind", ["rewards of no row", "a lattice", "pairs"])
 def test_rewards_that_could_be_of_any_row_accuse_nobody(kind):
     rows = steps_of(groups=16, size=2) if kind == "pairs" else steps_of()
@@ -246,7 +247,7 @@ def test_the_weights_of_rewards_are_solved(scale, weights):
     assert finding.cause.hypothesis.startswith("reward-weights")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("factor", "code"), [(0.0, "RDI014"), (2.0, "RDA004"), (-1.0, "RDA004")])
 def test_the_coefficient_of_a_penalty(factor, code):
     def edit(objective):
@@ -267,7 +268,7 @@ LOOK_ALIKES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 @pytest.mark.parametrize("binary", [False, True])
 def test_look_alikes_have_no_cause(name, binary):
@@ -284,7 +285,7 @@ def test_runs_without_a_fault(trainer):
         assert not run_of(trainer, steps_of(binary=binary)).findings
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("factor", [0.5, 5])
 def test_the_coefficient_of_the_kl_is_one_number(factor):
     def edit(objective):
@@ -294,6 +295,7 @@ def test_the_coefficient_of_the_kl_is_one_number(factor):
     assert (finding.code, finding.cause.hypothesis) == ("RDG005", f"kl-loss-times-{factor:g}")
 
 
+@pytest.mark.slow
 def test_a_coefficient_that_differs_from_step_to_step_is_none():
     steps = iter((2.5, 3.5, 4.5))
 
@@ -305,7 +307,7 @@ def test_a_coefficient_that_differs_from_step_to_step_is_none():
     assert causes(report) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 @pytest.mark.parametrize(("side", "value"), [("clip_high", 0.1), ("clip_low", 0.05)])
 def test_the_clip_range_is_solved(trainer, side, value):
@@ -320,6 +322,7 @@ def test_the_clip_range_is_solved(trainer, side, value):
     )
 
 
+@pytest.mark.slow
 def test_a_loss_that_some_clip_range_gives_in_one_step_has_no_cause():
     """A range of many digits says nothing: there is one for many losses."""
 
@@ -362,6 +365,7 @@ def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
     assert not times(1).findings
 
 
+@pytest.mark.slow
 def test_an_added_term_is_named_with_its_size():
     def metrics(values, evaluation):
         return {**values, "loss": values["loss"] + 0.01 * (1 + 0.05 * evaluation.batch.step)}
@@ -381,7 +385,7 @@ def test_a_factor_is_seen_beside_zeros():
     assert ("RDM007", "metric-scaled") in causes(report)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("factor", [1 / 48, 1 / 8, 1 / 4, 1 / 2, 2, 4, 8, 48])
 def test_a_factor_below_one_is_found_like_one_above(factor):
     """Both parts of the loss have it, and it is one finding."""
@@ -404,6 +408,7 @@ def ratio_of_one(objective):
 GRPO = {"beta": 0.0, "loss_type": "grpo"}
 
 
+@pytest.mark.slow
 def test_a_hypothesis_that_gives_0_in_every_step_is_accepted():
     """With a ratio of 1 the mean over rows of each row's mean advantage is 0 in every group."""
     finding = only(run_of("trl", steps_of(4), objective=ratio_of_one, options=GRPO))
@@ -417,6 +422,7 @@ def test_a_0_in_some_steps_says_nothing():
     assert "RDO006" not in {code for code, _ in causes(run_of("trl", steps_of(4), metrics=metrics, options=GRPO))}
 
 
+@pytest.mark.slow
 def test_a_0_in_two_steps_says_too_little():
     assert not causes(run_of("trl", steps_of(2), objective=ratio_of_one, options=GRPO))
 
@@ -434,6 +440,7 @@ def test_an_edit_leaves_metrics_that_it_does_not_claim():
     assert only(run_of("trl", missing, rows=as_zero)).code == "RDA005"
 
 
+@pytest.mark.slow
 def test_what_is_clipped_is_counted_beside_the_loss():
     def edit(objective):
         return replace(objective, surrogate=replace(objective.surrogate, clip_low=1e6, clip_high=1e6))

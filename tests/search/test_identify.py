@@ -82,7 +82,7 @@ def check_found(trainer, options, seed):
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("trainer", "options"), CONFIGURATIONS, ids=lambda value: str(value)[:60])
 def test_the_true_configuration_is_found(trainer, options):
     check_found(trainer, options, seed=3)
@@ -95,7 +95,7 @@ def test_the_true_configuration_is_found_on_any_rows(choice, seed):
     check_found(*choice, seed=seed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -118,7 +118,7 @@ def test_a_recipe_of_no_known_trainer_is_found(changes, words):
     assert result.use == ()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("weights", [(1.0, 0.2), (0.5, 2.0), (1.0, -0.3)])
 def test_weights_of_reward_functions_that_nobody_states(weights):
     options = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": list(weights)}
@@ -153,6 +153,7 @@ def test_recorded_options_that_the_log_contradicts():
     assert right.recorded == "agrees"
 
 
+@pytest.mark.slow
 def test_a_coefficient_is_one_number_for_the_run():
     result = found("trl", objective_of("trl", {"beta": 0.04, "loss_type": "grpo"}))
     assert result.stages[2].classes[0].options["beta"] == 0.04
@@ -170,7 +171,7 @@ def test_without_logged_numbers_nothing_can_be_tested():
     assert result.stages[0].remedy
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("bad", [1, 2, 3, 4])
 def test_a_step_that_was_made_otherwise_is_named(bad):
     objective = objective_of("verl", {"algorithm.adv_estimator": "grpo"})

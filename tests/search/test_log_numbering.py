@@ -37,7 +37,7 @@ def serious(report):
     return {one.code: one for one in report.findings if one.severity > Severity.INFO}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["healthy", "run", "verl_rejected"])
 @pytest.mark.parametrize("offset", [1, -1, 2])
 def test_the_offset_is_named_and_nothing_else_is_found(name, offset):

@@ -132,12 +132,14 @@ def applies(hypothesis, name):
 # A return that ends at the next masked span.
 
 
+@pytest.mark.slow
 def test_a_return_that_is_reset_at_a_mask_is_named():
     edit = by_name("return-reset-at-mask")
     batches = list(ending_trained(steps_of()))
     assert named(run_of("verl rf++", batches, objective=edit.objective)) == ("RDA004", edit.name)
 
 
+@pytest.mark.slow
 def test_a_reset_return_is_named_where_the_release_loses_rewards_too():
     """verl puts a reward on the last token, where it is lost if that is masked."""
     edit = by_name("return-reset-at-mask")
@@ -167,7 +169,7 @@ def test_a_return_is_reset_in_discounted_returns_alone():
 # A reward on a masked last token.
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["verl", "slime rf++"])
 def test_a_reward_that_is_lost_behind_a_mask_is_named(name):
     edit = by_name("terminal-reward-lost")
@@ -179,6 +181,7 @@ def test_rows_that_end_in_a_trained_token_lose_nothing():
     assert is_clean(run_of("verl", batches, objective=by_name("terminal-reward-lost").objective))
 
 
+@pytest.mark.slow
 def test_advantages_of_0_elsewhere_are_no_lost_reward():
     """As many rows without an advantage, which do not end in a masked token."""
     batches = list(steps_of())

@@ -271,6 +271,7 @@ def test_commands(run, tmp_path):
     assert other.effects[0].total["loss_after"].value is None
 
 
+@pytest.mark.slow
 def test_exit_codes(run):
     def code(*words):
         done = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "100"})

@@ -27,6 +27,7 @@ def test_the_formula_of_the_options_passes(function, as_):
     CASES.check(function, as_)
 
 
+@pytest.mark.slow
 def test_a_function_that_weighs_trajectories_is_told_of_them():
     """verl gives its function the last row of each; miles gives its own all rows, and one that counts each fails."""
     CASES.only("several rows of a trajectory").check(grpo, VERL)
@@ -34,7 +35,7 @@ def test_a_function_that_weighs_trajectories_is_told_of_them():
         CASES.check(grpo, "miles@0.1.0:advantage_estimator=grpo")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("function", "as_", "words"),
     [
@@ -50,12 +51,14 @@ def test_another_formula_is_named(function, as_, words):
     assert "first in the case 'ragged'" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_loss_is_compared_by_value_and_gradient():
     EQUAL.check_loss(clipped_loss, f"{TRL}dapo")
     with pytest.raises(AssertionError, match="it computes loss_type=dapo"):
         EQUAL.check_loss(clipped_loss, f"{TRL}grpo")
 
 
+@pytest.mark.slow
 def test_a_constant_in_place_of_the_tokens_is_found():
     def mutant(per_token_logps, old_per_token_logps, ref_per_token_logps, advantages, completion_mask):
         given = per_token_logps, old_per_token_logps, ref_per_token_logps, advantages, completion_mask
@@ -65,6 +68,7 @@ def test_a_constant_in_place_of_the_tokens_is_found():
         EQUAL.check_loss(mutant, f"{TRL}dapo")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_cut_off_is_found():
     """The value is that of the options; no test of values alone sees it."""
 
@@ -88,6 +92,7 @@ def test_an_estimator_of_the_kl_is_named():
         CASES.check_kl(k2, VERL)
 
 
+@pytest.mark.slow
 def test_the_policy_term_alone():
     """A trainer's function of the policy term knows no KL."""
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TEST = """
 from verification.formulas import grpo, raw
 
@@ -17,6 +19,7 @@ def test_wrong(rollout_cases):
 """
 
 
+@pytest.mark.slow
 def test_a_project_takes_the_fixture(tmp_path):
     path = tmp_path / "test_mine.py"
     path.write_text(TEST)

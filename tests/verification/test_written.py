@@ -27,7 +27,7 @@ def ran(folder, text):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("function", "code", "words"), [("grpo", 0, f"{len(CASES)} passed"), ("rloo", 1, f"{len(CASES)} failed")]
 )

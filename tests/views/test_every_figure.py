@@ -158,7 +158,7 @@ def test_a_figure_with_one_empty_panel_shows_something():
     assert words_alone(figure_of("baseline", baseline(points=((0.5, 0.0, 4),)))) is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_the_same_bytes_each_time(kind, form):
@@ -182,6 +182,7 @@ def test_settings_of_the_user_do_not_matter():
         assert as_bytes(figure_of("kl", kl()), "kl", "svg") == usual
 
 
+@pytest.mark.slow
 def test_dollar_signs_are_no_formula():
     data = kl(metric="$x^2$")
     assert b"rollout" not in as_bytes(figure_of("kl", data), "kl", "svg")

@@ -63,7 +63,7 @@ def complaints(name, value):
     return [f"{'/'.join(map(str, error.absolute_path))}: {error.message[:200]}" for error in found]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("name", "words"), RUNS, ids=lambda one: " ".join(one) if isinstance(one, list) else one)
 def test_json_and_lines_fit(name, words):
     assert not complaints(name, json.loads(printed([*words, "--format", "json"])))
@@ -74,7 +74,7 @@ def test_json_and_lines_fit(name, words):
         assert not [error.message for error in checked.iter_errors(line)], line
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize(("name", "words"), [("identify", FEW), ("verify", FEW), ("info", [])])
 def test_what_a_run_is_fits(name, words, sample):

@@ -93,6 +93,7 @@ def test_moments_over_other_tokens(name, setup):
     assert finding.measures["sign_flips"].value == flips
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("setup", [BASELINE, SLIME], ids=["verl", "slime"])
 def test_moments_of_each_rank(setup):
     values = CENTRED if setup is BASELINE else [score - 1.3 for group in REWARDS for score in group]

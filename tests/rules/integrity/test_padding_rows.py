@@ -117,6 +117,7 @@ def test_many_copies_in_groups_of_several_sizes(copies, told):
     assert bool(report_on(batch, trainer="verl", select=["RDI015"], adv_estimator="grpo").findings) is told
 
 
+@pytest.mark.slow
 def test_copies_that_are_masked_are_no_fault():
     """What rllm does now: they carry nothing, and no denominator has them."""
     for logs in (False, True):

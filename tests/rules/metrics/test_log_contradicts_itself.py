@@ -42,6 +42,7 @@ def slime(name):
     return {"trainer": "slime@0.3.1", "options": {**run["options"], "entropy_coef": 0.0}, "lines": lines}
 
 
+@pytest.mark.slow
 def test_real_logs_do_not_contradict_themselves(tmp_path):
     tested = 0
     for name, run in [*MADE.items(), *((name, slime(name)) for name in HEALTHY)]:
@@ -259,6 +260,7 @@ SHARES = st.floats(0, 0.3, allow_subnormal=False)
 PRINTED = {"whole": "{}", "transformers": "{:.4g}", "three decimals": "{:.3f}", "single": None}
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(SHARES, SHARES), min_size=3, max_size=9), st.sampled_from([*PRINTED]), st.integers(0, 99))
 def test_no_rounding_of_a_log_contradicts_it(shares, form, seed):

@@ -62,6 +62,7 @@ def test_newer_releases_divide_once(config):
     assert "RDG005" in {code for code, *_ in found.clean}
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", ["ms-swift", "ms-swift@4.6.0.dev0"])
 @pytest.mark.parametrize("release", ["", "4.6.0"])
 def test_an_unknown_release_is_no_fault_of_the_loss(trainer, release):

@@ -41,6 +41,7 @@ def test_the_share_of_the_loss_that_is_logged_is_named():
     assert abs(share - 1) > 0.4
 
 
+@pytest.mark.slow
 def test_a_total_that_is_the_loss_disagrees():
     """The recomputed total is upstream's: a log with the sum of both terms in its place is not."""
     result = results("open_instruct")["ragged", "default"]

@@ -370,6 +370,7 @@ def test_without_traces_the_loss_is_that_of_the_exported_advantages(tmp_path):
     assert {finding.severity for finding in report.findings} == {Severity.INFO}
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_wrong_is_noticed(tmp_path):
     """Exports need not hold all rows, so that it proves nothing; but nothing is said to be reproduced."""
     report, _ = checked(prime_rl_output(tmp_path / "run", "healthy", kl_tau=0.5))
@@ -379,6 +380,7 @@ def test_a_configuration_that_is_wrong_is_noticed(tmp_path):
     assert "RDG005" in {each.code for each in report.skipped}
 
 
+@pytest.mark.slow
 def test_ranks_of_padding_are_no_fault(tmp_path):
     """Two more ranks without a sequence halve the logged loss: nothing in the exports says how many there are."""
     folder = prime_rl_output(tmp_path / "run", "healthy")
@@ -392,6 +394,7 @@ def test_ranks_of_padding_are_no_fault(tmp_path):
     assert not {"RDM007", "RDG006"} & codes(report).keys()
 
 
+@pytest.mark.slow
 def test_what_is_not_computed_is_refused(tmp_path):
     folder = prime_rl_output(tmp_path / "run", "healthy")
     body = json.loads((folder / "configs" / "orchestrator.json").read_text())

@@ -55,6 +55,7 @@ def test_numbers_that_are_in_no_rollout(rollouts, missing):
     assert note is None or note.startswith(missing)
 
 
+@pytest.mark.slow
 def test_a_removed_sample_keeps_its_mask_from_before(tmp_path):
     rows, _ = converted(tmp_path / "run.parquet", slime_dump(tmp_path / "dump"))
     removed = [row for row in rows if row["sample_id"] == "2"]

@@ -205,6 +205,7 @@ def constant(folder, names=("digits", "has7"), files=3):
     return folder / "completions"
 
 
+@pytest.mark.slow
 def test_constant_rewards_follow_from_every_weighting(tmp_path):
     rows, sink = converted(tmp_path / "run.parquet", constant(tmp_path / "a"))
     assert "any weighting of digits, has7 reproduces it" in sink.notes[1]

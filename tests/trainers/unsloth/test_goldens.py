@@ -60,7 +60,7 @@ def by_zoo() -> list:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("entries", by_zoo())
 @pytest.mark.parametrize("name", ["f32", "f64"])
 def test_loss(entries, name):
@@ -264,6 +264,7 @@ def test_truncated_completions_that_come_back_are_found(loss_type):
     assert found["RDG005"].measures["relative_change_l1"].value > 0.5
 
 
+@pytest.mark.slow
 def test_chunks_of_one_row_show_in_the_loss():
     """A run of a release that took every row for a chunk, stated as a newer one."""
     assert "RDG005" not in {one.code for one in checked("bnpo", "2026.1.2").findings}

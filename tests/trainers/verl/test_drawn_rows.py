@@ -151,6 +151,7 @@ def test_the_fix_gives_rows_their_own():
         assert (found.rows.advantage_T - wanted_T).abs()[mask_T].max() < 1e-6
 
 
+@pytest.mark.slow
 def test_other_faults_of_the_same_rows_are_not_taken_for_a_draw():
     """Noise, another discount, a shift, and rewards of other rows with a critic that tells rows apart."""
     case = ("pow", "gae", "advantages")
