@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class MetricName:
         return ", ".join(filter(None, (first, end))) or "all"
 
 
+@cache
 def ordered(release: str) -> tuple[int, ...]:
     """Return the leading numbers of a release, which are in the order of releases; none for an empty one."""
     found = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", release)
