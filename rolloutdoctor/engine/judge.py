@@ -60,9 +60,8 @@ def judge(
     stages = audited_stages(plan.rules)
     audit = {name: tally for name, tally in state.audit.items() if tally.stage in stages}
     diagnosis = diagnosis or undiagnosed(audit)
-    means = {name: tally for name, tally in audit.items() if tally.window > 1}
-    context = replace(diagnosed(plan, diagnosis, audit), means=means, audit=audit)
-    context = replace(context, gaps=gaps_of(state.tables.whole.metrics, context.metrics))
+    gaps = gaps_of(state.tables.whole.metrics, plan.context.metrics)
+    context = replace(diagnosed(plan, diagnosis, audit), gaps=gaps)
     notes = [*_notes(plan, state), *(question for rule in RULES for question in rule.questions(context))]
     doubts = find_doubts(context, diagnosis.fixes)
     outcomes: list[tuple[AnyRule, Finding | NotApplicable | Skipped | Excluded | None]] = []
@@ -94,6 +93,7 @@ def judge(
         likely_trainers=writers(context.metrics) if made_by[0] is None else (),
         release=None if configured is None else configured.release.state,
         unread_release=context.unread_release,
+        part=context.part,
         files=context.files,
         unknown_options=() if context.config is None else context.config.unknown,
     )
@@ -136,6 +136,8 @@ def diagnosed(plan: Plan, diagnosis: Diagnosis, audit: AuditTally) -> Context:
         by_code[code] = (*by_code.get(code, ()), replace(cause, code=code))
     return replace(
         plan.context,
+        means={name: tally for name, tally in audit.items() if tally.window > 1},
+        audit=audit,
         causes=by_code,
         unexplained=diagnosis.unexplained,
         partly=diagnosis.partly,

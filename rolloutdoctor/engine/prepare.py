@@ -173,6 +173,7 @@ def whole_context(
         world_size=metadata.world_size,
         counted_steps=metrics.counted_steps,
         environment=metrics.environment,
+        part=metrics.part,
         total_steps=metadata.total_steps,
         missing_ranks=metadata.missing_ranks,
     )

@@ -37,12 +37,14 @@ class LoggedMetrics:
         counted_steps: whether the lines of the log say no step, so that they are numbered from 1.
         environment: of Gymnasium that the text of the log names; empty if it names none.
         begins: lines of text above the run in its log, which are of the runs before it.
+        part: which of the runs in its log it is, where there are several.
     """
 
     total_steps: int | None = None
     counted_steps: bool = False
     environment: str = ""
     begins: int = 0
+    part: str = ""
 
     def __init__(
         self,

@@ -81,7 +81,8 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
     found.total_steps = total
     found.environment = next((table.environment for _, table in tables if table.environment), "")
-    found.begins = tables[0][1].begins if len(tables) == 1 else 0
+    if len(tables) == 1:
+        found.begins, found.part = tables[0][1].begins, tables[0][1].part
     found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
@@ -123,7 +124,7 @@ def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
     entries = ((StepKey(step, split), found) for step, split, found in read_log(log, of_log))
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
     metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
-    metrics.environment, metrics.begins = of_log.environment, of_log.begins
+    metrics.environment, metrics.begins, metrics.part = of_log.environment, of_log.begins, of_log.part
     return metrics
 
 

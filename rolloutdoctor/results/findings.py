@@ -286,6 +286,7 @@ class Report(RunResult):
         likely_trainers: where nothing says who made the run: those whose metric names the log has.
         release: whether the code of the run's release was read; None where nothing says who made it.
         unread_release: why differences of numbers prove nothing under a release that was not read; empty where it was.
+        part: which of the runs in a log was read, where it holds several.
         unknown_options: names of options of the run that are not understood.
         files: names of the files that were read, as they were given.
         findings: worst first, each with what follows from it directly after it.
@@ -312,6 +313,7 @@ class Report(RunResult):
     likely_trainers: tuple[str, ...] = ()
     release: ReleaseState | None = None
     unread_release: str = ""
+    part: str = ""
     unknown_options: tuple[str, ...] = ()
     files: tuple[str, ...] = field(default=(), compare=False)
 

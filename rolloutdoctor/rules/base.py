@@ -82,6 +82,7 @@ class Context:
         total_steps: optimizer steps that the run was planned for, as its log or its options say; None if nothing says.
         counted_steps: whether the log says no step, so that its lines are numbered from 1.
         environment: of Gymnasium that the text of the log names; empty if it names none.
+        part: which of the runs in a log it is, where there are several.
         missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         windows: the steps that these are means over, and the values.
@@ -120,6 +121,7 @@ class Context:
     total_steps: int | None = None
     counted_steps: bool = False
     environment: str = ""
+    part: str = ""
     missing_ranks: tuple[int, ...] = ()
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)

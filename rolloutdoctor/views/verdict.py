@@ -54,7 +54,8 @@ def verdict(report: Report) -> str:
     outcome += f" {report.unread_release}." if report.unread_release else ""
     is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
     came = "" if is_fault or not report.is_log_alone else _standstill(report)
-    return " ".join(filter(None, (outcome, waste) if is_fault else (waste, came, outcome)))
+    words = " ".join(filter(None, (outcome, waste) if is_fault else (waste, came, outcome)))
+    return f"{as_sentence(report.part)}: {words}" if report.part else words
 
 
 def _outcome(report: Report) -> str:

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+import rolloutdoctor as rd
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.views.verdict import verdict
 
 DICTS = "".join(f"{{'loss': 0.5, 'grad_norm': 1.0, 'reward': {n}.5, 'epoch': {n / 100}}}\n" for n in range(1, 6))
 BARS = "".join(
@@ -155,3 +157,12 @@ def test_options_above_all_runs_are_those_of_each(tmp_path):
     (tmp_path / "log.txt").write_text(text)
     with opened(tmp_path / "log.txt/2") as run:
         assert run.metadata.config["num_generations"] == 8
+
+
+def test_the_first_sentence_names_the_run_that_it_is_of(tmp_path):
+    first, second = (lines(count, more=", 'reward': 1.0") for count in (4, 9))
+    (tmp_path / "log.txt").write_text(first + second)
+    for path, words in (("log.txt", "Run 2 of 2: "), ("log.txt/1", "Run 1 of 2: ")):
+        assert verdict(rd.check(tmp_path / path)).startswith(words)
+    (tmp_path / "one.txt").write_text(second)
+    assert not verdict(rd.check(tmp_path / "one.txt")).startswith("Run")

@@ -44,6 +44,7 @@ class LogNotes:
         counted_steps: whether its lines say no step, so that they are numbered.
         runs: how many runs the file holds.
         begins: lines of text above the run that is read, which are of the runs before it.
+        part: which of several runs is read, as ``run 2 of 3``; empty if the file holds one.
         reader: the notes of the run, which take the cells that are no numbers.
     """
 
@@ -56,6 +57,7 @@ class LogNotes:
         self.environment = ""
         self.runs = 1
         self.begins = 0
+        self.part = ""
         self._lists: set[str] = set()
 
     def lists_of(self, row: Mapping[str, object], where: str) -> None:
@@ -83,6 +85,9 @@ class LogNotes:
         number = self.run or 1 + runs.index(longest)
         if number > len(runs):
             raise InputError(f"{name}: no run {number} is there; it holds {len(runs)}")
+        if len(runs) > 1:
+            label = runs[number - 1].label
+            self.part = f"run {number} of {len(runs)}" + (f" ({label})" if label else "")
         if len(runs) > 1 and self.run is None:
             more = f" and {len(runs) - 4:,} more" if len(runs) > 4 else ""
             how = "runs," if runs[0].label else "runs one after another, of"
