@@ -232,5 +232,6 @@ RULES = (
     "rules.dynamics.length_rewarded:LengthRewarded",
     "rules.dynamics.tool_turns:ToolTurns",
     "rules.dynamics.turns_at_cap:TurnsAtCap",
+    "rules.dynamics.penalty_outweighs:PenaltyOutweighs",
 )
 """In the order of their codes."""

@@ -26,6 +26,12 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("reward_min", "least reward", "reward", "the smallest reward of a training response"),
     Quantity("reward_max", "largest reward", "reward", "the largest reward of a training response"),
     Quantity(
+        "penalised_reward",
+        "reward less its KL penalty",
+        "reward",
+        "mean of the total reward less KL penalty of the training responses",
+    ),
+    Quantity(
         "penalised_reward_min",
         "least reward less its KL penalty",
         "reward",

@@ -126,11 +126,20 @@ def understood(
     own = {known[one] for one in table if one in known}
     more = _agreed([name for name in names if name not in own])
     is_own = trainer is None or not found
-    return found | {
+    beside = {
         quantity: each
         for quantity, each in more.items()
         if quantity not in found and (is_own or quantity in _OF_ANY_TRAINER)
     }
+    return _with_stand_ins(found | beside)
+
+
+_STANDS_FOR = {"penalised_reward": "reward"}
+"""Quantity to another for which it is taken where that is not logged."""
+
+
+def _with_stand_ins(found: dict[str, tuple[str, MetricName]]) -> dict[str, tuple[str, MetricName]]:
+    return {other: found[one] for one, other in _STANDS_FOR.items() if one in found} | found
 
 
 def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
@@ -324,14 +333,18 @@ def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
             found.append((len(places) + (not is_held_out(name)), name, taken))
         # An entropy loss of one trainer is the entropy, and minus the entropy in loops of one's own.
         is_told = not name.rpartition("/")[2].startswith("entropy_loss")
-        if is_told and len({(one.quantity, one.factor, one.offset) for one in metrics}) == 1:
+        stand_in = _STANDS_FOR if len({one.quantity for one in metrics}) > 1 else {}
+        if (
+            is_told
+            and len({(stand_in.get(one.quantity, one.quantity), one.factor, one.offset) for one in metrics}) == 1
+        ):
             one, is_off = metrics[0], any(one.zero_when_off for one in metrics)
-            words = BY_NAME[one.quantity].definition
+            quantity = stand_in.get(one.quantity, one.quantity)
             is_least = any(one.lower_bound for one in metrics)
             plain = MetricName(
                 name,
-                one.quantity,
-                words,
+                quantity,
+                BY_NAME[quantity].definition,
                 "",
                 factor=one.factor,
                 offset=one.offset,
@@ -340,4 +353,5 @@ def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
                 before_update=all(one.before_update for one in metrics),
             )
             found.append((places[one], name, plain))
-    return {one.quantity: (name, one) for _, name, one in sorted(found, key=lambda each: each[:2], reverse=True)}
+    by_place = sorted(found, key=lambda each: each[:2], reverse=True)
+    return _with_stand_ins({one.quantity: (name, one) for _, name, one in by_place})

@@ -74,8 +74,8 @@ def of_distillation(context: Context) -> str | None:
     return "a distillation learns from its teacher: rewards may all be equal" if is_distilled else None
 
 
-WITHOUT_TOOLS = "the log has no metric of tool calls or turns"
-"""A trainer whose model has tools or several turns logs them."""
+NO_SUCH_METRIC = "the log has no such metric"
+"""A trainer logs tool calls, turns and rewards less a KL penalty where the run has them."""
 
 SPREAD = ("zero_variance_share", "advantage_min", "advantage_max", "reward_std")
 """Quantities that tell whether rewards differ within groups."""

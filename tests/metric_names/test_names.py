@@ -187,6 +187,7 @@ EXPECTED = {
         "reward": "critic/score/mean",
         "reward_min": "critic/score/min",
         "reward_max": "critic/score/max",
+        "penalised_reward": "critic/rewards/mean",
         "penalised_reward_min": "critic/rewards/min",
         "penalised_reward_max": "critic/rewards/max",
         "advantage": "critic/advantages/mean",

@@ -122,6 +122,12 @@ def following(least: float, errors: float = 3.0, steps: int = 30) -> Log:
     return {"response_length": [500.0, *500 + 100 * changes[:, 0].cumsum()], "reward": [0.5, *0.5 + mixed.cumsum()]}
 
 
+def penalised(times: float, steps: int = 3) -> Log:
+    """Rewards of half a spread in each step, less a penalty of so many times that."""
+    rewards = {"reward": [0.5] * steps, "reward_min": [0.0] * steps, "reward_max": [1.0] * steps}
+    return rewards | {"penalised_reward": [0.5 - times * 0.5] * steps, "ppo_kl": [0.01] * steps}
+
+
 def uneven(first: float, last: float, noise: float, after: int = 25) -> list[float]:
     """Two levels in which changes from line to line are large."""
     return [(first if step < 25 else last) + noise * (1, -1, 0.4, -0.7, 0.9)[step % 5] for step in range(25 + after)]
@@ -669,6 +675,9 @@ BOUNDARIES = [
         lambda x: {"reward": waves(turns(0.5, 0.5 + x * np.sqrt(2 / 19), at=20, steps=60), 1.0), "kl": [5e-4] * 60},
         ("info: the policy hardly moved", "clean"),
     ),
+    Boundary("RDT022", "fewest", *(penalised(3.0, steps) for steps in (2, 3)), ("skipped", "warning"), "verl"),
+    near("RDT022", "least", 1.0, penalised, ("clean", "info"), "verl"),
+    near("RDT022", "far", 3.0, penalised, ("info", "warning"), "verl"),
     Boundary("RDT019", "fewest", following(0.9, steps=19), following(0.9, steps=20), ("skipped", "warning")),
     near("RDT019", "least", 2 / 3, following, ("clean", "warning")),
     near("RDT019", "errors", 3.0, lambda x: following(2 / 3, errors=x), ("clean", "warning")),

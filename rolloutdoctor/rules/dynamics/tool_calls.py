@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.logged_quantities import WITHOUT_TOOLS, is_rounded
+from rolloutdoctor.rules.logged_quantities import NO_SUCH_METRIC, is_rounded
 from rolloutdoctor.rules.numbers_rule import NumbersRule, go_back, series, step_at
 from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured
@@ -55,7 +55,7 @@ class ToolCalls(NumbersRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """A trainer that has tools logs their calls."""
-        return None if "tool_calls" in context.quantities else WITHOUT_TOOLS
+        return None if "tool_calls" in context.quantities else NO_SUCH_METRIC
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Calls that the log rounded to 0, where it has fewer than two decimals."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
-from rolloutdoctor.rules.logged_quantities import WITHOUT_TOOLS
+from rolloutdoctor.rules.logged_quantities import NO_SUCH_METRIC
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured
@@ -56,7 +56,7 @@ class TurnCap(NumbersRule):
         """A trainer of several turns logs the share, or both ends of their number."""
         known = context.quantities.keys()
         either = "turn_cap_share" in known or {"turns_min", "turns_max"} <= known
-        return None if either else WITHOUT_TOOLS
+        return None if either else NO_SUCH_METRIC
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the end of the run."""

@@ -20,7 +20,7 @@ _MISMATCH = "verl/trainer/ppo/mismatch_helper.py"
 NAMES: tuple[MetricName, ...] = (
     MetricName("critic/score/mean", "reward", "mean over rows of the score, before any KL; from 0.6 without empty rows",
         _DATA),
-    MetricName("critic/rewards/mean", "reward", "the same less the KL penalty of use_kl_in_reward", _DATA),
+    MetricName("critic/rewards/mean", "penalised_reward", "the same less the KL penalty of use_kl_in_reward", _DATA),
     MetricName("critic/score/min", "reward_min", "the smallest score", _DATA),
     MetricName("critic/score/max", "reward_max", "the largest score", _DATA),
     MetricName("critic/rewards/min", "penalised_reward_min", "the smallest sum of token rewards", _DATA),
