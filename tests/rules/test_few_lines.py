@@ -167,6 +167,15 @@ def test_functions_that_give_nothing_in_one_line_are_named(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("lines", "last", "found"), [(1, 0.0, False), (2, 0.0, True), (2, 0.0125, False)])
+def test_a_function_without_a_deviation_that_gives_nothing_in_two_lines_is_named(tmp_path, lines, last, found):
+    line = {"loss": 0.0071, "reward": 1.1644, "kl": 0.0184, "rewards/format": 0.0, "rewards/right": 0.3333}
+    path = jsonl(tmp_path / "log.jsonl", *([line] * (lines - 1)), line | {"rewards/format": last})
+    one = finding(path, "RDT002")
+    assert (one is not None) is found
+    assert one is None or one.remark == "1 reward function has a mean of 0 in all 2 logged steps: format"
+
+
 @pytest.mark.parametrize(("k3", "severity"), [(0.51, "warning"), (0.49, None)])
 def test_one_line_in_which_sampler_and_trainer_are_nats_apart(tmp_path, k3, severity):
     path = jsonl(tmp_path / "log.jsonl", {"train/gen_kl_error": k3, "train/probs_ratio": 1.0, "train/loss": 0.01234})

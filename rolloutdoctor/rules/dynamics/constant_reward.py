@@ -70,7 +70,8 @@ class ConstantReward(NumbersRule):
     as 0, or every group is zero-variance; else a warning: batches have equal means if a reward is standardized before
     it is logged. Confirmed if the deviation is logged. In fewer lines, down to one, a reward that is exactly 0 in all
     of them is a warning if the mean advantage or return is 0 too, or the spread is 0; functions whose mean and
-    deviation are exactly 0 in all of them are information.
+    deviation are exactly 0 in all of them are information, and so are those with a mean of 0 and no deviation in two
+    lines or more.
 
     For a single reward function, a value that holds from some step to the end of the log, for at least ten steps and
     half of the log, and not by chance, is a warning if it is 0 or less from the first step, or below what the function
@@ -121,27 +122,30 @@ class ConstantReward(NumbersRule):
     def _zero_functions(self, run: Measured, context: Context) -> Judgement | None:
         """Name the functions that gave 0 to every response of few lines: information, since later ones may differ."""
         table = run.table
-        names = [
-            name
+        zero = [
+            (name, spread)
             for name, (metric, spread) in _functions(context).items()
-            if spread is not None
-            and len(table)
-            and all((table[each] == 0).all() for each in (metric, spread))
-            and not may_round(context, spread, self.coarse)
+            if len(table) and (table[metric] == 0).all() and not may_round(context, metric, self.coarse)
         ]
+        is_zero = [name for name, spread in zero if spread and (table[spread] == 0).all()]
+        # Rewards of both signs may have a mean of 0 once, and hardly twice.
+        names = is_zero or [name for name, spread in zero if not spread and len(table) > 1]
         if not names:
             return None
         first = step_at(run, 0)
         where = f"step {first}" if len(table) == 1 else f"all {len(table):,} logged steps"
         listed = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+        gave = "gave 0 to every response of" if is_zero else f"{'has' if len(names) == 1 else 'have'} a mean of 0 in"
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{counted(len(names), 'reward function')} gave 0 to every response of {where}: {listed}",
-            message=f"Mean and std of {', '.join(names)} are exactly 0 in {where}.",
-            evidence="the logged means and standard deviations of the functions",
+            headline=(words := f"{counted(len(names), 'reward function')} {gave} {where}: {listed}"),
+            message=f"{'Mean and std' if is_zero else 'The mean'} of {', '.join(names)} "
+            f"{'are' if is_zero else 'is'} exactly 0 in {where}.",
+            evidence=f"the logged means{' and standard deviations' if is_zero else ''} of the functions",
             advice="look whether later steps differ; else run these functions on some responses",
             measures={"constant_functions": Measure(len(names), "functions")},
+            remark=words,
         )
 
     def _all_zero(self, run: Measured, context: Context) -> Judgement | None:
