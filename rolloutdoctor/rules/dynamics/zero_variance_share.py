@@ -37,9 +37,10 @@ class ZeroVarianceShare(NumbersRule):
     0.9, and information if that over all steps is 0.4 or more. It is no error if such steps were so common before that
     those at the end may be chance: their earlier share, to the power of their number at the end, has to be below 1 in
     1,000. If the share is not logged, a standard deviation of the rewards that is exactly 0 proves that every group of
-    the line has equal rewards: the share of such lines is a lower bound. Six decimals are enough, as in the table of a
-    notebook, and fewer if the smallest other deviation is above 0.01. With fewer than ten lines it is a warning if the
-    share is above 0.9 in each. Confirmed: the log itself is the proof. For recorded rollouts `RDA011` says the same.
+    the line has equal rewards: the share of such lines, of those that log one, is a lower bound. Six decimals are
+    enough, as in the table of a notebook, and fewer if the smallest other deviation is above 0.01. With fewer than ten
+    lines it is a warning if the share is above 0.9 in each. Confirmed: the log itself is the proof. For recorded
+    rollouts `RDA011` says the same.
 
     ## What to do
     All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too
@@ -77,13 +78,13 @@ class ZeroVarianceShare(NumbersRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """With a share of at least 1 or 0 where a deviation of exactly 0, or above, is all that is logged."""
         known = pl.col("zero_variance_share")
-        spread = pl.col("reward_std")
+        spread = pl.col("reward_std").fill_nan(None)
         is_exact = pl.lit(not is_rounded(context, "reward_std", coarse=1e-5))
         proved = (spread == 0) & (is_exact | (spread.filter(spread > 0).min() > self.distinct).fill_null(value=False))
         share = pl.coalesce(known, proved.cast(pl.Float64))
         return (
             by_step(run, context, (*self.about, *self.beside))
-            .with_columns(zero_variance_share=share, is_least=known.is_null())
+            .with_columns(zero_variance_share=share, is_least=known.is_null(), lines=pl.len())
             .filter(pl.col("zero_variance_share").is_finite())
             .sort("step")
         )
@@ -141,10 +142,13 @@ class ZeroVarianceShare(NumbersRule):
                 f"{percent(mean)} of the responses trained nothing, {percent(late)} in the last third of the steps."
             )
             if bool(run.table["is_least"].all()):
-                headline = f"at least {percent(mean)} of the logged steps train nothing: the reward std is 0"
+                of, lines = "the logged steps", run.table["lines"][0]
+                if len(values) < lines:
+                    of = f"the {counted(len(values), 'step')} of {lines:,} that log a reward std"
+                headline = f"at least {percent(mean)} of {of} train nothing: the reward std is 0"
                 message = (
                     f"A standard deviation of exactly 0 proves that every group has equal rewards: {percent(mean)} of "
-                    f"the logged steps, {percent(late)} in the last third."
+                    f"{of}, {percent(late)} in the last third."
                 )
         return Judgement(
             severity=Severity.WARNING
