@@ -20,7 +20,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward_std": ("reward_std", "std_reward", "rewards_std"),
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
-        *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio"),
+        *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio", "zvf"),
     ),
     "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl", "kls", "kl_penalty"),
     "ppo_kl": ("approx_kl", "approxkl"),

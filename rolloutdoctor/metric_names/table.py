@@ -41,7 +41,7 @@ _MARKS = {
 """Names of no quantity that distinguish trainers with the names of each other."""
 
 _BOOKKEEPING = re.compile(
-    r"epoch|eps|episode|(\w+/)?step|total_steps|percentage|(elapsed|remaining)_time.*|consumed_samples|global_batch_size"
+    r"epoch|(ppo|grpo)_(ep|epoch|iter)|eps|episode|(\w+/)?step|total_steps|percentage|(elapsed|remaining)_time.*|consumed_samples|global_batch_size"
     r"|total_flos|num_tokens|train_(runtime|samples_per_second|steps_per_second)"
 )
 """Counters and clocks, which say nothing of the training."""

@@ -542,3 +542,18 @@ def test_the_summary_in_a_document_is_no_step(tmp_path):
     }
     (tmp_path / "log.json").write_text(json.dumps(summary, indent=2))
     assert kind_of(tmp_path / "log.json") is None
+
+
+@pytest.mark.parametrize("tail", ["", "Accuracy: 90.0%\n", "wandb: Run summary:\nwandb: train/reward 9.5\n"])
+def test_rewards_above_their_step(tmp_path, tail):
+    above = "".join(f"Average Reward: {n}.5\nStep {n}/40 | loss: 0.{n} | lr: 0.1\n" for n in range(1, 6))
+    values, _, _ = read(tmp_path / "out.txt", f"Accuracy: 23.0%\nStep 3: what is left\n{above}{tail}")
+    assert {n: row["average_reward"] for n, row in values.items()} == {n: n + 0.5 for n in range(1, 6)}
+    assert {row["loss"] for row in values.values()} == {0.1, 0.2, 0.3, 0.4, 0.5}
+
+
+def test_rewards_below_their_step(tmp_path):
+    below = "".join(f"Step {n}/40 | loss: 0.{n} | lr: 0.1\nAverage Reward: {n}.5\n" for n in range(1, 6))
+    for text in (below, f"Average Reward: 0.5\n{below}", below.rpartition("Average")[0]):
+        values, _, _ = read(tmp_path / "out.txt", text)
+        assert [values[n]["average_reward"] for n in range(1, 5)] == [1.5, 2.5, 3.5, 4.5]

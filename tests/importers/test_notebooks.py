@@ -91,7 +91,7 @@ def test_two_trainings_are_two_runs(tmp_path):
     )
     values, told, notes = read(path)
     assert (len(values), notes.runs) == (7, 2)
-    assert "29 lines (supervised), 7 lines (rewards): the 2nd is read" in told[0]
+    assert "29 lines (losses alone), 7 lines (rewards): the 2nd is read" in told[0]
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_the_table_of_a_training_before_is_none_of_this_one(tmp_path):
     before = "Step\tTraining Loss\tValidation Loss\n5\t2.5\t3.5\n"
     _, found, told = read(tmp_path, f"{before}\n{TABS}")
     assert sorted(found) == [(1, "train"), (2, "train")]
-    assert "2 runs one after another, of 2 lines (supervised), 2 lines (rewards): the 2nd is read" in told[0]
+    assert "2 runs one after another, of 2 lines (losses alone), 2 lines (rewards): the 2nd is read" in told[0]
     assert read(tmp_path, before)[1] == {(5, "train"): {"loss": 2.5}, (5, "eval"): {"loss": 3.5}}
 
 

@@ -7,9 +7,9 @@ import pytest
 from importers.importing import DATA
 
 from rolloutdoctor.importers.logs.dict_forms import SLIME
-from rolloutdoctor.importers.logs.line_forms import VerlLine
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.importers.logs.verl_line import VerlLine
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metrics import read_metrics

@@ -13,10 +13,11 @@ from rolloutdoctor.importers.logs.block_forms import (
     WANDB_SUMMARY,
 )
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
-from rolloutdoctor.importers.logs.line_forms import Pairs, VerlLine
+from rolloutdoctor.importers.logs.pair_lines import Pairs
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
+from rolloutdoctor.importers.logs.verl_line import VerlLine
 from rolloutdoctor.importers.logs.warning_texts import Warnings
 
 

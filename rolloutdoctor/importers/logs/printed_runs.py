@@ -6,7 +6,7 @@ from functools import lru_cache
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.notes import RunOfText
 from rolloutdoctor.importers.logs.printed import Printed
-from rolloutdoctor.metric_names.table import functions
+from rolloutdoctor.metric_names.table import functions, metric_quantities
 
 _OF_POLICY = ("reward", "kl", "clip_ratio", "completions/")
 """How names in a line of a policy update begin; one on responses of an earlier step logs no rewards."""
@@ -96,10 +96,15 @@ def _functions(names: frozenset[str]) -> frozenset[str]:
 
 
 def _kind(record: Printed) -> str:
+    return _kind_of(frozenset(record.values))
+
+
+@lru_cache(maxsize=64)
+def _kind_of(names: frozenset[str]) -> str:
     """The task of a line of the transformers Trainer; empty where its names do not say."""
-    names = record.values.keys()
     if any(name.startswith("rewards/chosen") for name in names):
         return "preferences"
     if "loss" not in names:
         return ""
-    return "rewards" if any(name.startswith(_OF_POLICY) for name in names) else "supervised"
+    is_rewarded = any(name.startswith(_OF_POLICY) for name in names) or "reward" in metric_quantities(names).values()
+    return "rewards" if is_rewarded else "losses alone"
