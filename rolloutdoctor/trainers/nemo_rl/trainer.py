@@ -212,11 +212,23 @@ def _losses_not_computed(config: Config) -> Iterator[str]:
         yield unknown_loss(f"{name} = True", "that of release 0.6.0 was not compared")
 
 
+def _truncation(config: Config) -> tuple[object, float | None, float | None]:
+    """Return what becomes of weights outside of the bounds, the upper bound and the lower one.
+
+    Up to 0.6.0 nothing is cut without an upper bound, whatever the configuration of its examples has beside it; 0.7.0
+    refuses that, so that a run that states no release is of one before.
+    """
+    high, low = (config.optional_number(f"{_TIS}_{end}") for end in ("ratio", "ratio_min"))
+    if high is None and (config.version <= (0, 6, 0) or not config.is_release):
+        return None, None, None
+    return config[f"{_TIS}_type"], high, low
+
+
 def _refuse(config: Config) -> None:
     on = {name for name in config.settings if config[name] is True}
     forced, in_reward = "loss_fn.force_on_policy_ratio", "loss_fn.use_kl_in_reward"
     by_row, cispo, ratio_c = "loss_fn.sequence_level_importance_ratios", "loss_fn.use_cispo", "loss_fn.ratio_clip_c"
-    kind, high, low = (config[f"{_TIS}_{name}"] for name in ("type", "ratio", "ratio_min"))
+    kind, high, low = _truncation(config)
     refused = {
         f"{by_row} needs token_level_loss = false": by_row in on and "loss_fn.token_level_loss" in on,
         f"{cispo} goes with neither of disable_ppo_ratio, force_on_policy_ratio, sequence_level_importance_ratios, "
@@ -231,8 +243,7 @@ def _refuse(config: Config) -> None:
         and "loss_fn.use_importance_sampling_correction" not in on,
         f"{_TIS}_type and {_TIS}_ratio, above 0, need each other": (kind is None) != (not high),
         f"{_TIS}_ratio_min must be set for icepop and seq-mask-tis": kind in ("icepop", "seq-mask-tis") and low is None,
-        f"{_TIS}_ratio_min must not be above {_TIS}_ratio": bool(high)
-        and (config.optional_number(f"{_TIS}_ratio_min") or 0.0) > config.number(f"{_TIS}_ratio"),
+        f"{_TIS}_ratio_min must not be above {_TIS}_ratio": bool(high) and (low or 0.0) > (high or 0.0),
         f"seq-mask-tis goes without {by_row}": kind == "seq-mask-tis" and by_row in on,
         f"{in_reward} needs the log-probs that {forced} leaves out": in_reward in on
         and forced in on
@@ -287,10 +298,7 @@ def _advantage(config: Config, estimator: str, *, penalised: bool) -> AdvantageR
 def _gates(config: Config, *, by_row: bool, forced: bool) -> tuple[TermWeight, ...]:
     if not config["loss_fn.use_importance_sampling_correction"]:
         return ()
-    kind, high, low = (
-        config[f"{_TIS}_type"],
-        *(config.optional_number(f"{_TIS}_{end}") for end in ("ratio", "ratio_min")),
-    )
+    kind, high, low = _truncation(config)
     weight = partial(TermWeight, kind="importance", of="policy_log_probs" if forced else "old_log_probs", finite=True)
     level: Literal["token", "sequence"] = "sequence" if by_row else "token"
     match kind:

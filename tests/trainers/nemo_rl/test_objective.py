@@ -83,6 +83,27 @@ def test_refused(options, words):
 
 
 @pytest.mark.parametrize(
+    ("version", "is_release", "is_refused"),
+    [
+        ((0, 6, 0), True, False),
+        ((0, 7, 0), False, False),
+        ((0, 7, 0), True, True),
+    ],
+)
+def test_a_kind_without_a_bound_cuts_nothing_up_to_0_6_0(version, is_release, is_refused):
+    options = {"loss_fn.truncated_importance_sampling_type": "tis"}
+    config, plain = (
+        replace(resolve(TRAINER.options, version, [Layer("test", each)], trainer="nemo-rl"), is_release=is_release)
+        for each in (options, {})
+    )
+    if is_refused:
+        with pytest.raises(UsageError, match="needs use_importance_sampling_correction"):
+            TRAINER.objective(config)
+    else:
+        assert TRAINER.objective(config) == TRAINER.objective(plain)
+
+
+@pytest.mark.parametrize(
     ("kind", "bounds", "words"),
     [
         ("icepop", {"ratio": 2.0}, "ratio_min must be set"),
