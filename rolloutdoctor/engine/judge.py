@@ -73,7 +73,6 @@ def judge(
     not_applicable = [*plan.not_applicable, *(one for _, one in outcomes if isinstance(one, NotApplicable))]
     made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
     ordered = by_cause([one for _, one in outcomes if isinstance(one, Finding)], context)
-    left = {**_means_left(audit, state, context), **_never_compared(audit, context)}
     return Report(
         version=__version__,
         device=device,
@@ -86,7 +85,7 @@ def judge(
         clean=tuple((rule.code, rule.name) for rule, one in outcomes if one is None or isinstance(one, Excluded)),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
-        audit=_audit(audit, diagnosis, left) if stages else (),
+        audit=_audit(audit, diagnosis, _not_compared(audit, state, context)) if stages else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
         excluded=tuple(one for _, one in outcomes if isinstance(one, Excluded)),
         vitals=vitals_of(state.tables.whole.metrics, context, ordered),
@@ -94,6 +93,7 @@ def judge(
         release=None if configured is None else configured.release.state,
         unread_release=context.unread_release,
         part=context.part,
+        settings=context.settings,
         files=context.files,
         unknown_options=() if context.config is None else context.config.unknown,
     )
@@ -143,6 +143,10 @@ def diagnosed(plan: Plan, diagnosis: Diagnosis, audit: AuditTally) -> Context:
         partly=diagnosis.partly,
         given=diagnosis.given,
     )
+
+
+def _not_compared(audit: AuditTally, state: RunState, context: Context) -> dict[str, str]:
+    return {**_means_left(audit, state, context), **_never_compared(audit, context)}
 
 
 def _means_left(audit: AuditTally, state: RunState, context: Context) -> dict[str, str]:

@@ -175,5 +175,6 @@ def whole_context(
         environment=metrics.environment,
         part=metrics.part,
         total_steps=metadata.total_steps,
+        settings=metadata.settings,
         missing_ranks=metadata.missing_ranks,
     )

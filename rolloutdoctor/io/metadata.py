@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from rolloutdoctor.data.schema import METADATA_KEY, SCHEMA_VERSION
 from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.findings import RunSetting
 
 _NOTES_KEY = f"{METADATA_KEY}_notes".encode()
 """Written when a file is closed, as notes are made while it is written."""
@@ -13,6 +14,7 @@ _NOTES_KEY = f"{METADATA_KEY}_notes".encode()
 _MOST_NOTES, _LONGEST_NOTE = 100, 2_000
 _MOST_RANKS = 2**20
 _LONGEST = 200
+_MOST_SETTINGS = 500
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class RunMetadata:
         schema_version: version of the column contract.
         recording: what a recorder says of its own work, such as ``dropped_steps``; empty if there is nothing to say.
         origins: words for where an option, or ``trainer_version``, was read, if the run itself did not say.
+        settings: what the run states of itself beside its options, with the place of each.
         notes: what whoever made the file of a dump left out, or read in doubt, one sentence each.
     """
 
@@ -35,6 +38,7 @@ class RunMetadata:
     schema_version: int = SCHEMA_VERSION
     recording: Mapping[str, object] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[RunSetting, ...] = ()
     notes: tuple[str, ...] = ()
 
     def origin_of(self, name: str) -> str:
@@ -102,6 +106,8 @@ class RunMetadata:
             body["recording"] = dict(self.recording)
         if self.origins:
             body["origins"] = dict(self.origins)
+        if self.settings:
+            body["settings"] = [asdict(one) for one in self.settings]
         return {METADATA_KEY.encode(): json.dumps(body, sort_keys=True).encode()}
 
     @classmethod
@@ -140,6 +146,7 @@ class RunMetadata:
             schema_version=version,
             recording=recording if isinstance(recording, dict) else {},
             origins={name: str(words)[:_LONGEST] for name, words in origins.items()},
+            settings=_settings(body.get("settings")),
             notes=_notes((metadata or {}).get(_NOTES_KEY)),
         )
 
@@ -147,6 +154,15 @@ class RunMetadata:
 def encoded_notes(notes: Sequence[str]) -> dict[bytes, bytes]:
     """Return the entry of Parquet's metadata with what a reader of a dump noted; none where there is nothing."""
     return {_NOTES_KEY: json.dumps(list(notes)).encode()} if notes else {}
+
+
+def _settings(found: object) -> tuple[RunSetting, ...]:
+    tables = found if isinstance(found, list) else []
+    known = [one for one in tables if isinstance(one, dict) and one.keys() == RunSetting.__annotations__.keys()]
+    words = [
+        {name: str(one[name])[:_LONGEST] for name in ("name", "title", "origin")} for one in known[:_MOST_SETTINGS]
+    ]
+    return tuple(RunSetting(value=one["value"], **each) for one, each in zip(known, words, strict=False))
 
 
 def _notes(raw: bytes | None) -> tuple[str, ...]:

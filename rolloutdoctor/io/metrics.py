@@ -35,15 +35,16 @@ class LoggedMetrics:
         lines: steps of training at which something was logged.
         total_steps: optimizer steps that the run was planned for; None if its log does not say.
         counted_steps: whether the lines of the log say no step, so that they are numbered from 1.
+        begins: of a text, the line after which the run that was read begins, and that of its first number; of a
+            notebook, the cells of these lines.
         environment: of Gymnasium that the text of the log names; empty if it names none.
-        begins: lines of text above the run in its log, which are of the runs before it.
         part: which of the runs in its log it is, where there are several.
     """
 
     total_steps: int | None = None
     counted_steps: bool = False
     environment: str = ""
-    begins: int = 0
+    begins: tuple[int, int] | None = None
     part: str = ""
 
     def __init__(

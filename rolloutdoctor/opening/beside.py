@@ -12,14 +12,17 @@ from rolloutdoctor.importers.logs.table import kind_of, located
 from rolloutdoctor.importers.logs.tensorboard import tensorboard_config
 from rolloutdoctor.importers.logs.trackio_project import trackio_config
 from rolloutdoctor.importers.logs.wandb_run import wandb_config
-from rolloutdoctor.importers.reading.notebooks import read_notebook
+from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat, read_small
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.opening.stated.calls import read_code
-from rolloutdoctor.opening.stated.options import Stated, trainer_of
+from rolloutdoctor.opening.stated.files_beside import read_files_beside
+from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of
+from rolloutdoctor.opening.stated.own_loops import own_options
 from rolloutdoctor.opening.stated.printed import read_printed
 from rolloutdoctor.opening.stated.resolved_configs import read_resolved_configs
+from rolloutdoctor.opening.stated.settings import settings_of
 from rolloutdoctor.opening.stated.training_args import checkpoints, find_training_args, read_training_args
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.trainers.spec import Trainer
@@ -30,6 +33,10 @@ Tell = Callable[[str], None]
 _STATE, _COMPLETIONS = "trainer_state.json", "completions_"
 _ADAPTER = "adapter_config.json"
 _WRAPPED = re.compile(r"([^.]+)\.value(?:\.(.+))?")
+_ANY = ReadLog()
+_MOST_OF_FEW = 8
+"""Settings that a run says of itself where the files beside it say more: those of the banner of its trainer."""
+
 _HYDRA = (".hydra/config.yaml", "outputs/*/.hydra/config.yaml", "outputs/*/*/.hydra/config.yaml")
 
 
@@ -38,38 +45,37 @@ def newest_state(folder: Path) -> Path | None:
     return next((place / _STATE for place in checkpoints(folder) if (place / _STATE).is_file()), None)
 
 
-def stated_beside(
-    paths: Sequence[str], logs: Sequence[Source], tell: Tell, likely: Sequence[str] = (), begins: int = 0
-) -> list[Stated]:
+def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, log: ReadLog = _ANY) -> list[Stated]:
     """Read the options that lie beside dumps and logs, the most certain first; what cannot be read is told.
 
     Args:
         paths: files and folders, as the user gave them.
         logs: the logs of numbers among them, or in them.
         tell: takes a sentence.
-        likely: trainers that have names of the logs, the likeliest first.
-        begins: lines of a console above the run that is read, which are of the runs before it.
+        log: what the numbers say.
     """
     given = [Path(path) for path in (*paths, *(log.path for log in logs))]
     folders = dict.fromkeys(path if path.is_dir() else path.parent for path in given)
     # A log by any other name need not be of the run that a folder is of.
     outputs = dict.fromkeys(path.parent for path in given if path.name == _STATE or path.name.startswith(_COMPLETIONS))
     outputs |= dict.fromkeys(path for path in given if path.is_dir())
-    looks = [partial(_training_args, folder) for folder in outputs]
-    looks += [partial(read_resolved_configs, folder) for folder in folders]
-    looks += [partial(_printed, log, likely, begins) for log in logs]
-    looks += [partial(_wandb, folder, likely) for folder in folders]
-    looks += [partial(_tracked, log, likely) for log in logs]
-    looks += [partial(_hydra, folder, likely) for folder in folders]
-    found: dict[str, Stated] = {}
+    looks: list[partial[list[Stated]]] = [partial(_training_args, folder) for folder in outputs]
+    looks += [partial(_resolved, folder) for folder in folders]
+    looks += [partial(_printed, each, log) for each in logs]
+    looks += [partial(_wandb, folder, log.likely) for folder in folders]
+    looks += [partial(_tracked, each, log.likely) for each in logs]
+    looks += [partial(_hydra, folder, log.likely) for folder in folders]
+    looks += [partial(_own, each, log) for each in logs]
+    looks += [partial(_files, each, log) for each in logs]
+    found: dict[tuple[str, str | None], Stated] = {}
     for look in looks:
-        if found and look.func is _hydra:
+        most = _MOST_OF_FEW if look.func is _files else 0
+        if look.func in (_hydra, _own, _files) and any(one.trainer or len(one.values) > most for one in found.values()):
             # What a run printed, or keeps itself, is of this run for certain.
             continue
         try:
-            one = look()
-            if one is not None:
-                found.setdefault(one.origin, one)
+            for one in look():
+                found.setdefault((one.origin, one.trainer), one)
                 if one.remark:
                     tell(one.remark)
         except (RolloutDoctorError, OSError) as error:
@@ -78,36 +84,49 @@ def stated_beside(
         for place in (folder, *checkpoints(folder)[:1]):
             if (place / _ADAPTER).is_file():
                 tell(f"{_ADAPTER} in {place.name}: the run trained an adapter")
-    stated = list(found.values())
-    if stated and not any(one.version for one in stated):
+    # A trainer that is known goes first.
+    stated = sorted(found.values(), key=lambda one: one.trainer is None)
+    if stated and stated[0].trainer is not None and not any(one.version for one in stated):
         places = [place for folder in folders for place in (folder, folder / "files")]
         release = _release_beside(places, TRAINERS[stated[0].trainer])
         stated[0] = replace(stated[0], version=release, version_origin="requirements.txt" if release else "")
     return stated
 
 
-def _training_args(folder: Path) -> Stated | None:
+def _training_args(folder: Path) -> list[Stated]:
     file = find_training_args(folder)
-    return None if file is None else read_training_args(file)
+    return [] if file is None else [read_training_args(file)]
 
 
-def _printed(log: Source, likely: Sequence[str], begins: int) -> Stated | None:
+def _resolved(folder: Path) -> list[Stated]:
+    found = read_resolved_configs(folder)
+    return [] if found is None else [found]
+
+
+def _own(source: Source, log: ReadLog) -> list[Stated]:
+    found = own_options(source, log)
+    return [] if found is None else [found]
+
+
+def _files(source: Source, log: ReadLog) -> list[Stated]:
+    path, _ = located(Path(source.path))
+    return [] if path.is_dir() or is_notebook(path) else read_files_beside(path.parent, path, log)
+
+
+def _printed(source: Source, log: ReadLog) -> list[Stated]:
     """What a run printed on its console, or stated in the code of its notebook."""
-    path, number = located(Path(log.path))
-    log = log if number is None else Source(str(path), log.name.rpartition("/")[0])
+    path, _ = located(Path(source.path))
     notebook = read_notebook(path)
     if notebook is not None:
-        return read_code(notebook, f"code of {Path(log.name).name}", likely)
+        return read_code(notebook, f"code of {path.name}", log)
     console = path / "files" / "output.log" if path.is_dir() else path
-    printed = Source(str(console), log.name)
-    found = read_printed(printed, likely, begins) if Console().detect(console) is not None else None
+    printed = Source(str(console), source.name)
+    found = read_printed(printed, log) if Console().detect(console) is not None else []
     # wandb notes what `wandb.init` was given.
     noted = path / "logs" / "debug.log"
-    return (
-        read_printed(Source(str(noted), f"{log.name}/logs/debug.log"), likely)
-        if found is None and noted.is_file()
-        else found
-    )
+    if found or not noted.is_file():
+        return found
+    return read_printed(Source(str(noted), f"{source.name}/logs/debug.log"), replace(log, begins=None))
 
 
 def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:
@@ -121,20 +140,17 @@ def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:
     return None
 
 
-def _wandb(folder: Path, likely: Sequence[str]) -> Stated | None:
+def _wandb(folder: Path, likely: Sequence[str]) -> list[Stated]:
     """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
     file = _config_of_wandb(folder)
-    if not file.is_file():
-        return None
-    values = _unwrapped(file)
-    trainer = trainer_of(values, likely)
-    if trainer is None:
-        return None
-    release = _release_beside([folder / "files"], TRAINERS[trainer])
-    return Stated("config.yaml of wandb", trainer, values, release, "requirements.txt of wandb")
+    found = stated_of("config.yaml of wandb", _unwrapped(file), likely) if file.is_file() else None
+    if found is None or found.trainer is None:
+        return [] if found is None else [found]
+    release = _release_beside([folder / "files"], TRAINERS[found.trainer])
+    return [replace(found, version=release, version_origin="requirements.txt of wandb")]
 
 
-def tracked(log: Source) -> dict[str, object]:
+def _tracked_values(log: Source) -> dict[str, object]:
     """Return what a tracker was given at the start of the run; a wandb run that goes on has no config.yaml."""
     kind, path = kind_of(Path(log.path)) or "", Path(log.path)
     if (file := _config_of_wandb(path)).is_file():
@@ -161,24 +177,24 @@ def _unwrapped(file: Path) -> dict[str, object]:
     return {name: value for name, value in values.items() if not name.startswith("_wandb")}
 
 
-def _tracked(log: Source, likely: Sequence[str]) -> Stated | None:
+def _tracked(log: Source, likely: Sequence[str]) -> list[Stated]:
     if _config_of_wandb(Path(log.path)).is_file():
-        return None
-    kind, values = kind_of(Path(log.path)) or "", tracked(log)
-    trainer = trainer_of(values, likely)
-    return None if trainer is None else Stated(f"config of {kind.removeprefix('the folder of ')}", trainer, values)
+        return []
+    kind = (kind_of(Path(log.path)) or "").removeprefix("the folder of ")
+    found = stated_of(f"config of {kind}", _tracked_values(log), likely)
+    return [] if found is None else [found]
 
 
-def _hydra(folder: Path, likely: Sequence[str]) -> Stated | None:
+def _hydra(folder: Path, likely: Sequence[str]) -> list[Stated]:
     """The configuration of the only run that hydra left here."""
     files = [file for pattern in _HYDRA for file in folder.glob(pattern)]
     if len(files) != 1:
-        return None
+        return []
     # An interpolation stands for the value of another option.
     layer = read_trainer_config(str(files[0])).values
     values = {name: value for name, value in layer.items() if "${" not in str(value)}
-    trainer = trainer_of(values, likely)
-    return None if trainer is None else Stated(str(files[0].relative_to(folder)), trainer, values)
+    found = stated_of(str(files[0].relative_to(folder)), values, likely)
+    return [] if found is None else [found]
 
 
 def completed(
@@ -193,16 +209,26 @@ def completed(
         writer: the trainer whose names the log has, if that is certain.
     """
     known = TRAINERS.get(metadata.trainer or "") or writer
-    ours = []
+    ours, settings = [], []
     for one in stated:
-        if known is not None and not _logs_as(TRAINERS[one.trainer], known):
+        if one.trainer is None:
+            settings.append(one)
+        elif known is not None and not _logs_as(TRAINERS[one.trainer], known):
             tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside numbers of {known.title}: not used")
-            continue
-        ours.append(one)
-        known = TRAINERS[one.trainer]
-    if not ours:
-        return metadata
-    trainer = ours[0].trainer
+        else:
+            ours.append(one)
+            known = TRAINERS[one.trainer]
+    found = _with_options(metadata, ours, tell) if ours else metadata
+    names = {option.name for one in ours[:1] for option in TRAINERS[str(one.trainer)].options}
+    more = settings_of([*ours, *settings], found.config, names, tell)
+    if more and found.trainer is None:
+        tell(f"settings of the run from {', '.join(dict.fromkeys(one.origin for one in more))}")
+    return replace(found, settings=(*metadata.settings, *more))
+
+
+def _with_options(metadata: RunMetadata, ours: Sequence[Stated], tell: Tell) -> RunMetadata:
+    """Return the metadata with the options of a trainer, if these can be used."""
+    trainer = str(ours[0].trainer)
     config, origins = _merged(ours, tell)
     length = _total_steps(ours, TRAINERS[trainer])
     release = next((one for one in ours if one.version), None)
@@ -235,7 +261,7 @@ def completed(
 
 def _merged(stated: Sequence[Stated], tell: Tell) -> tuple[dict[str, object], dict[str, str]]:
     """Merge options of one trainer, the most certain first, and return their values and their origins."""
-    options = {option.name: option for option in TRAINERS[stated[0].trainer].options}
+    options = {option.name: option for option in TRAINERS[str(stated[0].trainer)].options}
     config: dict[str, object] = {}
     origins: dict[str, str] = {}
     for one in stated:

@@ -19,12 +19,11 @@ from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
-from rolloutdoctor.opening.beside import completed, newest_state, stated_beside, tracked
+from rolloutdoctor.opening.beside import completed, newest_state, stated_beside
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
-from rolloutdoctor.opening.stated.options import Stated
-from rolloutdoctor.opening.stated.own_loops import own_options
+from rolloutdoctor.opening.stated.options import ReadLog, Stated
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.table import ALIASES, TRAINERS, trainer_from_metric_names
 
@@ -100,8 +99,14 @@ def _of_this_kind(stated: list[Stated], metrics: LoggedMetrics, tell: Callable[[
     if not is_supervised and kind not in NOT_CHECKED - {LOSSES}:
         return stated
     for one in stated:
-        tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside a log of {kind}: not used")
-    return []
+        if one.trainer is not None:
+            tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside a log of {kind}: not used")
+    return [one for one in stated if one.trainer is None]
+
+
+def _as_read(metrics: LoggedMetrics) -> ReadLog:
+    """Return what a log says of its options."""
+    return ReadLog(writers(metrics.names()), metrics.names(), metrics.begins)
 
 
 def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str], None]) -> Run:
@@ -113,12 +118,7 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     writer = trainer_from_metric_names(metrics.names())
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
-    stated = stated_beside(beside, logs, tell, writers(metrics.names()), metrics.begins)
-    for log in () if stated else logs:
-        sentence = own_options(log, tracked(log))
-        if sentence is not None:
-            notes(sentence)
-    stated = _of_this_kind(stated, metrics, notes)
+    stated = _of_this_kind(stated_beside(beside, logs, tell, _as_read(metrics)), metrics, notes)
     # Of trainers that share their names, what is stated decides.
     writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
     metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
@@ -174,9 +174,7 @@ def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -
         run = run.with_logs(metrics, logs)
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
-            run.metadata = completed(
-                run.metadata, stated_beside((), logs, tell, writers(run.metrics.names())), tell, writer
-            )
+            run.metadata = completed(run.metadata, stated_beside((), logs, tell, _as_read(metrics)), tell, writer)
         run.metadata = run.metadata.with_total_steps(metrics.total_steps)
     return run
 

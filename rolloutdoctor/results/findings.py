@@ -241,6 +241,23 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class RunSetting:
+    """A value that the run states of itself, and that no formula here reads: the learning rate, the seed.
+
+    Attributes:
+        name: as its place has it.
+        title: what it is, in words; empty for an option of a trainer that is not used.
+        value: a number, a flag, a word, or a list of them.
+        origin: words for the place.
+    """
+
+    name: str
+    title: str
+    value: object
+    origin: str
+
+
+@dataclass(frozen=True)
 class InputSummary:
     """Amount of data that was read."""
 
@@ -297,6 +314,7 @@ class Report(RunResult):
         not_applicable: the rules whose fault the recorded options or the rows rule out.
         excluded: of clean rules whose verdict rests on a sample: what the sample excludes.
         vitals: what the trainer logged of the quantities that most logs have, over the run.
+        settings: what the run states of itself beside the options of its objective.
     """
 
     trainer: str | None = None
@@ -315,6 +333,7 @@ class Report(RunResult):
     unread_release: str = ""
     part: str = ""
     unknown_options: tuple[str, ...] = ()
+    settings: tuple[RunSetting, ...] = ()
     files: tuple[str, ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rolloutdoctor.results.display import Displayed
-from rolloutdoctor.results.findings import InputSummary, NotApplicable, Setting, Skipped
+from rolloutdoctor.results.findings import InputSummary, NotApplicable, RunSetting, Setting, Skipped
 
 TIERS = {
     0: "metrics only: what the log itself gives, no rows",
@@ -33,6 +33,7 @@ class RunInfo(Displayed):
         skipped: the rules that cannot, with remedies.
         trainer: name of the trainer, or None.
         config: its options with origins.
+        settings: what the run states of itself beside these options.
         unstated: what to state of the run where there is no trainer.
         not_applicable: the rules whose fault the recorded options rule out.
         dropped: steps and splits that a recorder let go because writing could not keep up.
@@ -54,6 +55,7 @@ class RunInfo(Displayed):
     skipped: tuple[Skipped, ...]
     trainer: str | None = None
     config: dict[str, Setting] = field(default_factory=dict)
+    settings: tuple[RunSetting, ...] = ()
     unstated: str = ""
     dropped: tuple[tuple[int, str], ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()

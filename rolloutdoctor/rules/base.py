@@ -16,7 +16,7 @@ from rolloutdoctor.objective.parts import has_baseline_per_row
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.results.audit import Cause, Refuted
-from rolloutdoctor.results.findings import Excluded, Measure, Severity
+from rolloutdoctor.results.findings import Excluded, Measure, RunSetting, Severity
 from rolloutdoctor.rules.wording import FEW_LINES, counted, deviation, logged_lines, number, percent
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Context:
         splits_unknown: evaluation rows among the rows cannot be distinguished from training rows.
         world_size: how many ranks recorded; 0 if nothing says.
         total_steps: optimizer steps that the run was planned for, as its log or its options say; None if nothing says.
+        settings: what the run states of itself beside the options of its objective.
         counted_steps: whether the log says no step, so that its lines are numbered from 1.
         environment: of Gymnasium that the text of the log names; empty if it names none.
         part: which of the runs in a log it is, where there are several.
@@ -119,6 +120,7 @@ class Context:
     splits_unknown: bool = False
     world_size: int = 0
     total_steps: int | None = None
+    settings: tuple[RunSetting, ...] = ()
     counted_steps: bool = False
     environment: str = ""
     part: str = ""

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rolloutdoctor.results.escapes import visible_lines
-from rolloutdoctor.results.findings import RunResult, Setting
-from rolloutdoctor.views.style import Style, plain
+from rolloutdoctor.results.findings import RunResult
+from rolloutdoctor.views.style import Style, plain, set_to
 
 _MOST_LIKELY = 3
 """Trainers with the names of a log that are named; more say that its names say nothing."""
@@ -104,9 +104,9 @@ def assumptions(subject: RunResult) -> Iterator[tuple[str, str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for name, setting in subject.config.items():
         if setting.assumed:
-            found.setdefault(("assumed", setting.origin), []).append(_set(name, setting))
+            found.setdefault(("assumed", setting.origin), []).append(set_to(name, setting))
         elif setting.origin.startswith("identified"):
-            found.setdefault(("options", setting.origin), []).append(_set(name, setting))
+            found.setdefault(("options", setting.origin), []).append(set_to(name, setting))
     for (title, origin), values in found.items():
         yield title, f"{plain(origin)}: {', '.join(values)}"
 
@@ -125,23 +125,20 @@ def configuration(subject: RunResult) -> Iterator[RenderableType]:
     assumed: dict[str, list[str]] = {}
     for name, setting in subject.config.items():
         if setting.assumed:
-            assumed.setdefault(setting.origin, []).append(_set(name, setting))
+            assumed.setdefault(setting.origin, []).append(set_to(name, setting))
         elif not setting.origin.startswith("default"):
-            by_origin.setdefault(setting.origin, []).append(_set(name, setting))
-    if not by_origin and not assumed:
+            by_origin.setdefault(setting.origin, []).append(set_to(name, setting))
+    stated: dict[str, list[str]] = {}
+    for one in getattr(subject, "settings", ()):
+        stated.setdefault(one.origin, []).append(set_to(one.name, one))
+    if not by_origin and not assumed and not stated:
         return
     for title, words in _unknown(subject):
         yield hanging(Text(title), Text(words), 11)
-    for title, group in (("options", by_origin), ("assumed", assumed)):
+    for title, group in (("options", by_origin), ("assumed", assumed), ("settings", stated)):
         for origin, values in group.items():
             yield hanging(Text(title), Text(f"{plain(origin)}: {', '.join(values)}"), 11)
     yield ""
-
-
-def _set(name: str, setting: Setting) -> str:
-    value = setting.value
-    words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
-    return f"{plain(name)}={plain(words or (f'{value:g}' if isinstance(value, float) else value), 60)}"
 
 
 def hanging(first: Text, rest: Text, width: int) -> Table:

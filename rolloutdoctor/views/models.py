@@ -67,6 +67,13 @@ class Setting(Model):
     assumed: Flag
 
 
+class RunSetting(Model):
+    name: Text
+    title: Text
+    value: Any
+    origin: Text
+
+
 class TrainerName(Model):
     name: Text | None = _at("trainer")
     version: Text | None = _at("trainer_version")
@@ -215,6 +222,7 @@ class Check(RunHead):
     verdict: Annotated[Text, BeforeValidator(lambda fields: verdict(Report(**fields)))] = _at("__dict__")
     vitals: list[Vital]
     likely_trainers: list[Text]
+    settings: list[RunSetting]
 
 
 def _slice(part: Slice) -> dict[str, object]:
@@ -602,6 +610,7 @@ class Info(Model):
     tier_meaning: Text
     trainer: Text | None
     config: dict[str, Setting]
+    settings: list[RunSetting]
     columns: dict[str, Text]
     absent: dict[str, Text]
     unread: list[Text]

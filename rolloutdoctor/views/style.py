@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from rolloutdoctor.results.escapes import visible
-from rolloutdoctor.results.findings import Example, Measure, Setting, Severity
+from rolloutdoctor.results.findings import Example, Measure, RunSetting, Setting, Severity
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def where(place: Example) -> str:
     return f"{' '.join(names)}: {plain(place.note, 120)}"
 
 
-def set_to(name: str, setting: Setting) -> str:
+def set_to(name: str, setting: Setting | RunSetting) -> str:
     """An option with its value, in the trainer's spelling.
 
     >>> set_to("beta", Setting(0.04, "command line")), set_to("use_kl_loss", Setting(None, "default"))
@@ -87,7 +87,7 @@ def set_to(name: str, setting: Setting) -> str:
     return f"{plain(name)}={value_of(setting)}"
 
 
-def value_of(setting: Setting) -> str:
+def value_of(setting: Setting | RunSetting) -> str:
     """The value of an option for people."""
     value = setting.value
     words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None

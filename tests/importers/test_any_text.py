@@ -143,13 +143,15 @@ def test_text_without_numbers_of_a_training(tmp_path, text):
     assert kind_of(tmp_path / "out.txt") is None
 
 
-def test_options_that_a_loop_prints_before_its_steps_are_said(tmp_path):
+def test_options_that_a_loop_prints_before_its_steps_are_settings(tmp_path):
     steps = "".join(f"Step {n} | loss: 0.1 | reward: 0.{n}\n" for n in range(1, 6))
     path = tmp_path / "out.txt"
     path.write_text(f"Run config: K=10 lr=5.0e-06 T=0.80 kl_coef=0.06\n{steps}")
     with open_any([str(path)], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True) as run:
-        (told,) = [note for note in run.notes.sentences if "options printed" in note]
-    assert "learning rate 5e-06 (lr), KL coefficient 0.06 (kl_coef)" in told
+        assert {one.title: (one.name, one.value) for one in run.metadata.settings} == {
+            "learning rate": ("lr", 5e-6),
+            "KL coefficient": ("kl_coef", 0.06),
+        }
 
 
 def test_what_names_are_taken_for_is_said(tmp_path):

@@ -308,7 +308,7 @@ def test_a_printed_configuration_that_is_not_whole(tmp_path):
     lines = VERL.read_text().splitlines(keepends=True)
     (tmp_path / "cut.log").write_text("".join(lines[:60] + lines[-12:]))
     report, told = checked(tmp_path / "cut.log")
-    stated = read_printed(Source.of(str(tmp_path / "cut.log"))).values
+    stated = read_printed(Source.of(str(tmp_path / "cut.log")))[0].values
     assert "actor_rollout_ref.actor.clip_ratio" in stated
     assert "algorithm.adv_estimator" not in stated, "it is behind the cut"
     assert told.count("printed config in cut.log is cut off: options behind the cut are not known") == 1
@@ -461,5 +461,5 @@ def test_the_configuration_that_nemo_rl_prints(tmp_path):
         " 'loss_fn': {'ratio_clip_max': 0.28,\n             'ratio_clip_min': 0.2}}\n"
         "========================= Step 1/9 =========================\n  • Loss: 0.1\n  • Avg Reward: 0.5\n"
     )
-    stated = read_printed(Source.of(str(log)))
+    (stated,) = read_printed(Source.of(str(log)))
     assert (stated.trainer, stated.values["loss_fn.ratio_clip_max"]) == ("nemo-rl", 0.28)

@@ -8,7 +8,7 @@ import rolloutdoctor as rd
 from rolloutdoctor.importers.reading.notebooks import Notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.stated.calls import read_code
-from rolloutdoctor.opening.stated.options import trainer_of
+from rolloutdoctor.opening.stated.options import ReadLog, trainer_of
 from rolloutdoctor.opening.stated.own_loops import own_options
 from rolloutdoctor.opening.stated.printed import read_printed
 
@@ -46,13 +46,13 @@ CODE = {
 
 @pytest.mark.parametrize("name", CODE)
 def test_what_names_stand_for(name):
-    stated = read_code(Notebook((CODE[name],), ((),)), "code")
+    (stated,) = read_code(Notebook((CODE[name],), ((),)), "code")
     assert stated.values == {"beta": 0.02, "num_generations": 4}
 
 
 def test_a_table_that_holds_itself_is_left_out():
     code = "c = dict(beta=0.02)\nc['own'] = c\nGRPOConfig(**c)"
-    assert read_code(Notebook((code,), ((),)), "code").values == {"beta": 0.02}
+    assert read_code(Notebook((code,), ((),)), "code")[0].values == {"beta": 0.02}
 
 
 NOT_STATED = {
@@ -70,14 +70,14 @@ NOT_STATED = {
 
 @pytest.mark.parametrize("name", NOT_STATED)
 def test_what_is_not_certain_is_not_stated(name):
-    assert read_code(Notebook((NOT_STATED[name],), ((),)), "code").values == {}
+    assert read_code(Notebook((NOT_STATED[name],), ((),)), "code")[0].values == {}
 
 
 @pytest.mark.parametrize(
     "text", ["def f():\n    f()\n    f()\nf()\n", "x = " + "-" * 5_000 + "1\n", "x = " + "1+" * 5_000 + "1\n"]
 )
 def test_code_without_an_end_is_given_up(text):
-    stated = read_code(Notebook((text, "GRPOConfig(beta=0.02)"), ((), ())), "code")
+    (stated,) = read_code(Notebook((text, "GRPOConfig(beta=0.02)"), ((), ())), "code")
     assert stated.values == {"beta": 0.02}
 
 
@@ -101,14 +101,18 @@ PRINTED = {
 def test_what_a_run_prints_is_of_the_trainer_whose_names_its_log_has(tmp_path, name):
     (tmp_path / "log.txt").write_text(PRINTED[name] + STEPS)
     source = Source.of(str(tmp_path / "log.txt"))
-    stated = read_printed(source, ["trl"])
+    stated = read_printed(source, ReadLog(["trl"]))[0]
+    assert stated.trainer == "trl"
     assert {key: float(stated.values[key]) for key in ("beta", "num_generations", "temperature")} == {
         "beta": 0.02,
         "num_generations": 4,
         "temperature": 0.7,
     }
-    assert read_printed(source, ["verl"]) is None
-    assert read_printed(source) is None
+    for log in (ReadLog(["verl"]), ReadLog()):
+        # Settings of the run they are all the same.
+        stated = read_printed(source, log)[0]
+        assert stated.trainer is None
+        assert {"beta", "num_generations", "temperature"} <= stated.values.keys()
 
 
 def test_two_options_tell_no_trainer():
@@ -122,7 +126,7 @@ def test_a_printed_configuration_may_break_after_its_first_name(tmp_path):
         "(T pid=7)  'rollout': {'n': 4}},\n(T pid=7)  'algorithm': {'adv_estimator': 'grpo'}}\n"
         "step:1 - actor/pg_loss:0.5\n"
     )
-    stated = read_printed(Source.of(str(tmp_path / "log.txt")))
+    (stated,) = read_printed(Source.of(str(tmp_path / "log.txt")))
     assert stated.values["algorithm.adv_estimator"] == "grpo"
     assert stated.values["actor_rollout_ref.actor.clip_ratio"] == 0.3
 
@@ -130,45 +134,45 @@ def test_a_printed_configuration_may_break_after_its_first_name(tmp_path):
 def test_the_trainer_says_how_many_batches_make_a_step(tmp_path):
     head = "beta: 0.02\nnum_generations: 4\n  Gradient Accumulation steps = 2\n  Num Epochs = 1\n"
     (tmp_path / "log.txt").write_text(head + STEPS)
-    stated = read_printed(Source.of(str(tmp_path / "log.txt")), ["trl"])
+    (stated,) = read_printed(Source.of(str(tmp_path / "log.txt")), ReadLog(["trl"]))
     assert stated.values["gradient_accumulation_steps"] == "2"
 
 
 OWN = {
-    "words with spaces": ("KL coef: 0.01\n  Rollouts per prompt: 4\n", ["group size 4", "KL coefficient 0.01"]),
+    "words with spaces": ("KL coef: 0.01\n  Rollouts per prompt: 4\n", {"kl_coef": 0.01, "rollouts_per_prompt": 4}),
     "a command": (
         "cmd = deepspeed main.py --actor_learning_rate 9.65e-6 --max_answer_seq_len 256\n",
-        ["learning rate 9.65e-06", "response length limit 256"],
+        {"actor_learning_rate": 9.65e-6, "max_answer_seq_len": 256},
     ),
 }
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_what_a_loop_of_ones_own_prints_is_said(tmp_path, name):
+def test_what_a_loop_of_ones_own_prints_is_read(tmp_path, name):
     text, expected = OWN[name]
     (tmp_path / "log.txt").write_text(text + "".join(f"Step {n} | loss: 0.1 | reward: 0.{n}\n" for n in range(1, 6)))
-    told = own_options(Source.of(str(tmp_path / "log.txt")), {})
-    assert all(words in told for words in expected)
+    assert own_options(Source.of(str(tmp_path / "log.txt"))).values == expected
+    settings = rd.info(tmp_path / "log.txt").settings
+    assert {one.name: one.value for one in settings} == expected
+    assert {one.origin for one in settings} == {"printed config in log.txt"}
 
 
 def test_what_is_called_by_the_name_of_a_method_goes_first(tmp_path):
     code = (
-        "lr = 2e-5\nSFTConfig(learning_rate=1e-4)\nPPOConfig(learning_rate=lr, ppo_epochs=4)\nmodel.generate(top_p=0.9)"
+        "lr = 2e-5\nSFTConfig(learning_rate=1e-4)\nrl.train_ppo(learning_rate=lr, ppo_epochs=4)\n"
+        "model.generate(top_p=0.9)"
     )
     cell = {"cell_type": "code", "source": code, "outputs": []}
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
-    told = own_options(Source.of(str(tmp_path / "a.ipynb")), {})
-    assert "learning rate 2e-05 (learning_rate), passes over a batch 4 (ppo_epochs), top p 0.9 (top_p)" in told
+    found = own_options(Source.of(str(tmp_path / "a.ipynb"))).values
+    assert found == {"learning_rate": 2e-5, "ppo_epochs": 4, "top_p": 0.9}
 
 
-def test_what_a_tracker_was_given_is_said(tmp_path):
-    (tmp_path / "log.txt").write_text("")
-    source = Source.of(str(tmp_path / "log.txt"))
-    told = own_options(source, {"algo.clip_ratio": 0.2, "gamma": "0.99", "name": "a", "use": True})
-    assert "clip range 0.2 (clip_ratio), discount 0.99 (gamma)" in told
-    assert own_options(source, {"gamma": 0.99}) is None
-    # What these count differs from loop to loop, and mu may be the mean of a noise.
-    assert own_options(source, {"gamma": 0.99, "mu": 0.0, "num_iterations": 3}) is None
+def test_what_these_count_differs_from_loop_to_loop(tmp_path):
+    # mu may be the mean of a noise.
+    cell = {"cell_type": "code", "source": "gamma = 0.99\nmu = 0.0\nnum_iterations = 3", "outputs": []}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert own_options(Source.of(str(tmp_path / "a.ipynb"))) is None
 
 
 @pytest.mark.parametrize(("more", "trainer"), [({}, None), ({"completion_length": 90.0}, "trl")])

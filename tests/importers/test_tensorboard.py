@@ -15,6 +15,7 @@ from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.logs.tensorboard import tensorboard_config
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.beside import stated_beside
+from rolloutdoctor.opening.stated.options import ReadLog
 
 tensorboard = pytest.importorskip("tensorboard")
 
@@ -175,7 +176,7 @@ TEXTS = {
 
 def options_of(path):
     logs = [Source.of(str(path))]
-    stated = stated_beside([str(path)], logs, print, ["trl"])
+    stated = stated_beside([str(path)], logs, print, ReadLog(["trl"]))
     return [{name: float(one.values[name]) for name in list(ARGUMENTS)[:3]} for one in stated]
 
 

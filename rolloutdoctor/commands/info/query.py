@@ -54,6 +54,7 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
         skipped=plan.skipped,
         trainer=None if configured is None else f"{configured.trainer.name} {configured.version}",
         config=_settings(configured),
+        settings=context.settings,
         unstated=context.unstated,
         dropped=tuple(sorted(run.dropped)),
         not_applicable=plan.not_applicable,

@@ -11,17 +11,17 @@ from rolloutdoctor.views.wrapping import wrapped
 _CHECK = ", if the values suffice"
 """Why `check` counts fewer."""
 
-_MOST = 120
-"""Characters of a list of names that are shown."""
+_MOST, _MOST_STATED = 120, 480
+"""Characters of a list of names that are shown, and of one of values that a log states."""
 
 
 def as_text(found: RunInfo, style: Style) -> str:
     """Print what a run holds, and what can be checked of it."""
 
-    def some(names: Iterable[str]) -> str:
+    def some(names: Iterable[str], most: int = _MOST) -> str:
         shown: list[str] = []
         left = [plain(name) for name in names]
-        while left and sum(map(len, shown)) + len(left[0]) < _MOST:
+        while left and sum(map(len, shown)) + len(left[0]) < most:
             shown.append(left.pop(0))
         return ", ".join(shown) + (f" and {len(left)} more (--format json has all)" if left else "")
 
@@ -41,13 +41,19 @@ def as_text(found: RunInfo, style: Style) -> str:
     lines += [f"columns   {some(found.columns)}"] * bool(found.columns)
     lines += [f"not read  {some(found.unread)}: no column of a run file"] * bool(found.unread)
     lines += [f"metrics   {some(found.metrics)}"] * bool(found.metrics)
-    by_origin: dict[str, list[str]] = {}
+    # A log has fewer lines below these; of rows, what one place states is one list.
+    most_stated = _MOST if size.rows else _MOST_STATED
+    by_origin: dict[tuple[str, str], list[str]] = {}
     for name, one in found.config.items():
         origin = f"{'assumed: ' * one.assumed}{one.origin}"
-        by_origin.setdefault(plain(origin), []).append(set_to(name, one))
-    for origin, values in by_origin.items():
+        by_origin.setdefault(("options", plain(origin)), []).append(set_to(name, one))
+    for setting in found.settings:
+        title = "options" if size.rows else "settings"
+        by_origin.setdefault((title, plain(setting.origin)), []).append(set_to(setting.name, setting))
+    for (title, origin), values in by_origin.items():
         is_default = origin.startswith("default of ")
-        lines.append(f"options   {f'{len(values)} more: {origin}' if is_default else f'{origin}: {some(values)}'}")
+        listed = some(values, _MOST if origin.startswith("assumed") else most_stated)
+        lines.append(f"{title:10}{f'{len(values)} more: {origin}' if is_default else f'{origin}: {listed}'}")
     lines.append(
         f"testable  {named(found.runnable, 1) if found.runnable else 'nothing'}{_CHECK * bool(found.runnable)}"
     )

@@ -87,16 +87,18 @@ def entries_of_text(text: Iterable[str], form: Form, name: str, notes: LogNotes)
     """Yield the numbers of one run of a text, with the steps that lines, progress bars or their order give."""
     bars = Bars()
     records: list[Printed] = []
-    places = [0]
+    places: list[int] = []
     for record in form.records(bars.watched(_lengths(text, notes), records)):
         records.append(record)
         places.append(bars.lines)
     if form in ANY_NAMES and len(joined := _by_steps(records, name, notes)) < len(records):
-        records, places = joined, [0] * (len(joined) + 1)
+        records = joined
         bars = Bars([(0, done, total) for _, done, total in bars.drawn])
     runs = runs_in(records)
     first, after = notes.chosen(runs, name)
-    notes.begins = places[first]
+    # Lines of one step may have been joined.
+    at = first if len(places) == len(records) else 0
+    notes.begins = (places[at - 1] if at else 0, places[at]) if places else None
     for record in records[first:after]:
         notes.planned(record.total_steps)
     yield from numbered(records[first:after], bars.between(first, after), name, notes, growing=reading.is_growing())

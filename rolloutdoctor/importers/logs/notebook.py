@@ -1,7 +1,8 @@
 """The outputs of a Jupyter notebook: text and tables; what its Markdown and code hold is no log."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry
@@ -58,6 +59,9 @@ class NotebookOutputs:
         if not counts[best]:
             raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
         yield from entries_of_text(lines, best, source.name, notes)
+        ends = list(accumulate(map(len, notebook.outputs)))
+        before, first = notes.begins or (0, 0)
+        notes.begins = bisect_left(ends, before) + 1 if before else 0, bisect_left(ends, first) + 1
 
 
 def _is_of_steps(records: Sequence[Printed]) -> bool:

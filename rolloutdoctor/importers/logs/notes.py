@@ -41,9 +41,10 @@ class LogNotes:
 
     Attributes:
         total_steps: optimizer steps that the run was planned for; None if the log does not say.
+        begins: the line with the last number before the run that is read, 0 if there is none, and that with its first
+            one, counted from 1; of a notebook the cells of code that these are outputs of. None: it is no text.
         counted_steps: whether its lines say no step, so that they are numbered.
         runs: how many runs the file holds.
-        begins: lines of text above the run that is read, which are of the runs before it.
         part: which of several runs is read, as ``run 2 of 3``; empty if the file holds one.
         reader: the notes of the run, which take the cells that are no numbers.
     """
@@ -53,10 +54,10 @@ class LogNotes:
         self.reader = tell if isinstance(tell, ReaderNotes) else ReaderNotes()
         self.run = run
         self.total_steps: int | None = None
+        self.begins: tuple[int, int] | None = None
         self.counted_steps = False
         self.environment = ""
         self.runs = 1
-        self.begins = 0
         self.part = ""
         self._lists: set[str] = set()
 

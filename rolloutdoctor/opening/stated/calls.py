@@ -2,23 +2,36 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from rolloutdoctor.importers.reading.notebooks import Notebook
+from rolloutdoctor.metric_names.table import metric_quantities
+from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
 from rolloutdoctor.opening.stated.command_lines import read_command_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, Code, is_known, parsed
-from rolloutdoctor.opening.stated.options import Stated, trainer_of
+from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of, trainer_of
+from rolloutdoctor.opening.stated.settings import titled
 
 OF_TRL = "trl"
 CLASSES = {"UnslothGRPOConfig": "unsloth", "GRPOConfig": OF_TRL, "RLOOConfig": "trl-rloo"}
 """End of the name of a class of options to the trainer, the longest first."""
+
+OF_TRAINING = re.compile(
+    r"(?:^|\.)\w*(?:GRPO|RLOO|PPO|PPOv2|DPO|NashMD|XPO|SFT|KTO|ORPO|CPO|BCO|GKD|Reward|Training)(?:Config|Arguments|Args)$"
+)
+_OF_POLICY = re.compile(r"GRPO|RLOO|PPO|OnlineDPO|NashMD|XPO")
+"""Names of classes of options of trainings, and those of a policy by its rewards."""
+
+_ANY = ReadLog()
 
 _MOST_LINES = 1_000
 
 _ENDINGS = ("Config", "Arguments", "Args", "Namespace")
 """Of names of classes of options; ``argparse`` calls those of a command a Namespace."""
 _BEGINS = re.compile(rf"(?<![\w.'\"])((?:\w+\.)*\w*(?:{'|'.join(_ENDINGS)}))\((.*)$")
+_OF_NO_TRAINING = re.compile(r"(?i)generation|sampling|lora|peft|quant|bitsandbytes|bytesconfig|model|tokenizer|eval")
+"""Of names of classes whose values are no settings of the training."""
 _FIELD = re.compile(r"\s*(\w{1,100})=(.{0,2000}?),?\s*")
 _INSTALLED = re.compile(r"\btrl\s*==\s*v?([0-9][\w.]{0,30})")
 
@@ -28,38 +41,92 @@ def trainer_of_class(name: str) -> str | None:
     return next((trainer for ending, trainer in CLASSES.items() if name.endswith(ending)), None)
 
 
-def read_code(notebook: Notebook, origin: str, likely: Sequence[str] = ()) -> Stated | None:
-    """Read the options that the code of a notebook states; the last call of a class of options counts.
+class _Made:
+    """The options that code makes, and which of them a trainer took.
+
+    Args:
+        names: of the metrics of the run.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.all: list[tuple[str, dict[str, object]]] = []
+        self._taken: list[tuple[str, dict[str, object]]] = []
+        self.generation: dict[str, object] = {}
+        self._has_rewards = "reward" in metric_quantities(names).values()
+        self._kind = training_kind(names)
+
+    def take(self, name: str, arguments: Sequence[object], named: dict[str, object]) -> bool:
+        """Take a call; a trainer takes options as ``args``, ``config``, or its first argument, and may generate."""
+        if name.endswith("rainer.generate"):
+            self.generation |= {key: value for key, value in named.items() if is_known(value)}
+        if name.endswith("Trainer"):
+            given = [named.get("args"), named.get("config"), *arguments[:1]]
+            self._taken += [one for one in self.all if any(one[1] is each for each in given)]
+            return False
+        is_options = OF_TRAINING.search(name) is not None
+        self.all += [(name, named)] * is_options
+        return is_options
+
+    def of_the_run(self) -> tuple[str, dict[str, object]] | None:
+        """Return the last options that are of the training whose numbers the log has; None if there are none."""
+        fit = [one for one in self._taken or self.all if self._fits(one[0])]
+        fit = fit or [one for one in self.all if self._fits(one[0])]
+        return fit[-1] if fit else None
+
+    def _fits(self, name: str) -> bool:
+        if self._has_rewards:
+            return _OF_POLICY.search(name) is not None or name.endswith("TrainingArguments")
+        is_other = self._kind in NOT_CHECKED and self._kind != LOSSES
+        return not is_other or _OF_POLICY.search(name) is None
+
+
+def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stated]:
+    """Read the options that the code of a notebook states: those that were made last before the output of the run.
 
     Nothing is run. Names stand for what they were given as literals before, and sums and products of those.
     """
-    made: list[tuple[str, dict[str, object]]] = []
-
-    def take(name: str, named: dict[str, object]) -> bool:
-        trainer = trainer_of_class(name)
-        if trainer is not None:
-            made.append((trainer, named))
-        return trainer is not None
-
-    code = Code(take)
-    for cell in notebook.code:
-        code.follow(parsed(cell))
-    if not made:
-        code.follow_uncalled()
+    made = _Made(log.names)
+    code = Code(made.take)
+    cells = [parsed(cell) for cell in notebook.code]
+    end = len(cells) if log.begins is None else log.begins[1]
+    for cell in cells[:end]:
+        code.follow(cell)
+    found = made.of_the_run()
+    if found is None:
+        # Its cell may have been run before one above it; of several behind it nobody knows which.
+        for cell in cells[end:]:
+            code.follow(cell)
+        if not made.all:
+            code.follow_uncalled()
+        found = made.of_the_run()
+        if found is not None and end < len(cells) and len(made.all) > 1:
+            return [
+                Stated(
+                    origin,
+                    None,
+                    {},
+                    remark=f"{origin}: options of several runs, none of which is known to be "
+                    "the one that is read: they are not used",
+                )
+            ]
     text = "\n".join(notebook.code)
-    if not made:
-        return read_command_line(text.split("\n"), f"command line in {origin}", likely)
-    trainer, named = made[-1]
+    if found is None:
+        command = read_command_line(text.split("\n"), f"command line in {origin}", log.likely)
+        return [] if command is None else [command]
+    values = {name: value for name, value in found[1].items() if is_known(value)}
+    trainer = trainer_of_class(found[0])
+    if trainer is None:
+        return [Stated(origin, None, titled({**made.generation, **values}))]
     if trainer == OF_TRL and re.search(r"^\s*(?:from|import) unsloth\b", text, re.MULTILINE):
         trainer = "unsloth"
     release = _INSTALLED.search(text)
-    values = {name: value for name, value in named.items() if is_known(value)}
-    return Stated(origin, trainer, values, None if release is None else release[1], origin)
+    return [Stated(origin, trainer, values, None if release is None else release[1], origin)]
 
 
 def read_printed_call(lines: Iterable[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:
     """Read the options that ``print(training_args)`` wrote: one name and value a line, or all on one line."""
     lines = iter(lines)
+    settings: Stated | None = None
     for line in lines:
         begins = _BEGINS.search(line) if any(f"{end}(" in line for end in _ENDINGS) else None
         if begins is None:
@@ -70,7 +137,9 @@ def read_printed_call(lines: Iterable[str], origin: str, likely: Sequence[str] =
         trainer = trainer_of_class(begins[1]) or trainer_of(values, likely)
         if values and trainer is not None:
             return Stated(origin, trainer, values)
-    return None
+        if settings is None and _OF_NO_TRAINING.search(begins[1]) is None:
+            settings = stated_of(origin, values, likely)
+    return settings
 
 
 def _until_closed(lines: Iterator[str]) -> Iterator[str]:
@@ -95,7 +164,7 @@ def _of_call(arguments: str) -> Iterator[tuple[str, object]]:
     # What is no literal prints as <function f at 0x7f>.
     found: list[dict[str, object]] = []
 
-    def take(name: str, named: dict[str, object]) -> bool:
+    def take(name: str, arguments: Sequence[object], named: dict[str, object]) -> bool:
         found.append(named)
         return False
 

@@ -88,11 +88,11 @@ class Code:
     """Follows code, a cell after another.
 
     Args:
-        made: takes the name of what is called and the arguments with a name; returns True if that is what it looks for:
-            what is assigned to its fields later is in the same table.
+        made: takes the name of what is called, and its arguments without and with a name; returns True if that is what
+            it looks for: what is assigned to its fields later is in the same table.
     """
 
-    def __init__(self, made: Callable[[str, dict[str, object]], bool]) -> None:
+    def __init__(self, made: Callable[[str, Sequence[object], dict[str, object]], bool]) -> None:
         self.names: dict[str, object] = {"__name__": "__main__"}
         self._made = made
         self._aliases: dict[str, str] = {}
@@ -313,7 +313,7 @@ class Code:
                 return UNKNOWN
         if last == "field":
             return named.get("default", UNKNOWN)
-        return named if self._made(name, named) else UNKNOWN
+        return named if self._made(name, arguments, named) else UNKNOWN
 
     def _instance(self, fields: _Class, arguments: Sequence[object], named: dict[str, object]) -> dict[str, object]:
         made = {**fields, **named}
@@ -362,7 +362,7 @@ class Code:
 
 def literal_of(node: ast.expr) -> object:
     """Return what an expression of literals is; `UNKNOWN` for any other."""
-    return Code(lambda name, named: False).value(node)
+    return Code(lambda name, arguments, named: False).value(node)
 
 
 def _is_number(value: object) -> bool:

@@ -1,8 +1,9 @@
 """What a file beside the numbers states of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from rolloutdoctor.opening.stated.settings import titled
 from rolloutdoctor.trainers.table import TRAINERS
 
 VERL_TABLE = "actor_rollout_ref"
@@ -15,7 +16,7 @@ class Stated:
 
     Attributes:
         origin: words for the place.
-        trainer: whose they are.
+        trainer: whose they are; None for settings of the run that tell no trainer.
         values: option name to value; names that the trainer does not have are of no consequence.
         version: release of the trainer; None if the place does not say.
         version_origin: words for where that was read.
@@ -23,11 +24,37 @@ class Stated:
     """
 
     origin: str
-    trainer: str
+    trainer: str | None
     values: Mapping[str, object]
     version: str | None = None
     version_origin: str = ""
     remark: str = ""
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """What the numbers of a run say of the options beside them.
+
+    Attributes:
+        likely: trainers that have names of the log, the likeliest first.
+        names: of its metrics.
+        begins: where in its text the run begins (`LogNotes.begins`); None: it is no text.
+    """
+
+    likely: Sequence[str] = ()
+    names: Collection[str] = ()
+    begins: tuple[int, int] | None = None
+
+
+def stated_of(origin: str, values: Mapping[str, object], likely: Sequence[str] = (), remark: str = "") -> Stated | None:
+    """Return options from one place with their trainer; where they tell none, what is a setting of any run.
+
+    Returns:
+        None if they tell no trainer, and fewer than three are settings.
+    """
+    trainer = trainer_of(values, likely)
+    kept = values if trainer is not None else titled(values)
+    return Stated(origin, trainer, kept, remark=remark) if trainer is not None or len(kept) >= _FEWEST else None
 
 
 def trainer_of(names: Mapping[str, object], likely: Sequence[str] = ()) -> str | None:

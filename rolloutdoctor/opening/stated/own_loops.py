@@ -1,52 +1,25 @@
-"""Options of a loop of one's own, which no trainer has: constants, arguments and defaults in code, and printed ones."""
+"""Settings of a loop of one's own: constants, arguments and defaults in its code, and what it prints of itself."""
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.forms import is_step
 from rolloutdoctor.importers.logs.printed import number, pairs
+from rolloutdoctor.importers.logs.table import located
 from rolloutdoctor.importers.reading.notebooks import Notebook, read_notebook
 from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.opening.stated.calls import OF_TRAINING
 from rolloutdoctor.opening.stated.command_lines import assigned
 from rolloutdoctor.opening.stated.literals import Code, literal_of, parsed
+from rolloutdoctor.opening.stated.options import ReadLog, Stated
+from rolloutdoctor.opening.stated.settings import own_title
 
-SPELLINGS: Mapping[str, frozenset[str]] = {
-    title: frozenset(names.split())
-    for title, names in {
-        "learning rate": "lr learning_rate actor_lr actor_learning_rate policy_lr lr_policy lr_actor",
-        "critic learning rate": "critic_lr critic_learning_rate value_lr lr_value lr_critic",
-        "group size": "group_size num_generations num_rollouts n_rollouts rollouts_per_prompt samples_per_prompt "
-        "num_samples_per_prompt generations_per_prompt completions_per_prompt n_samples_per_prompt "
-        "num_completions",
-        "KL coefficient": "kl_coef kl_coeff kl_beta beta beta_kl kl_weight kl_penalty_coef kl_loss_coef init_kl_coef "
-        "kl_penalty lambda_kl kl_ctl",
-        "target KL": "target_kl kl_target",
-        "clip range": "clip_eps clip_epsilon eps_clip clip_range cliprange clip_ratio clip_param epsilon_clip ppo_clip "
-        "ppo_epsilon",
-        "clip range of the value": "cliprange_value value_clip clip_range_vf",
-        "entropy coefficient": "entropy_coef entropy_coeff ent_coef entropy_bonus entropy_weight",
-        "value coefficient": "vf_coef value_coef critic_coef value_loss_coef",
-        "discount": "gamma discount",
-        "GAE lambda": "lam gae_lambda lambd",
-        "temperature": "temperature sampling_temperature",
-        "top p": "top_p",
-        "response length limit": "max_new_tokens max_completion_length max_response_length max_gen_len response_length "
-        "max_answer_seq_len",
-        "passes over a batch": "ppo_epochs num_ppo_epochs n_updates_per_iteration",
-        "mini-batch size": "mini_batch_size minibatch_size ppo_mini_batch_size",
-        "batch size": "batch_size rollout_batch_size per_device_train_batch_size train_batch_size "
-        "per_device_training_batch_size",
-        "gradient accumulation": "gradient_accumulation_steps grad_accum grad_accum_steps",
-        "gradient clipping": "max_grad_norm grad_clip clip_grad_norm",
-        "steps": "num_steps total_steps max_steps train_steps",
-    }.items()
-}
-"""What an option is to the names that loops give it, in lower case."""
+_ANY = ReadLog()
 
 _HEAD = 2_000
 """Lines of a console, before its first step, that are looked at."""
@@ -57,41 +30,48 @@ _LONGEST = 4_000
 _FEWEST = 2
 
 
-def own_options(log: Source, tracked: Mapping[str, object]) -> str | None:
-    """Say which options the code of a notebook, the head of a console, or a tracker states; None if fewer than two.
+def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
+    """Read which settings the code of a notebook, or the head of a console, states; None if fewer than two.
 
-    An option with several values is left out: nobody knows which one counted.
+    One with several values is left out: nobody knows which one counted.
 
     Args:
         log: of the run.
-        tracked: what a tracker was given at the start of the run.
+        read: what its numbers say.
     """
-    notebook = read_notebook(Path(log.path))
+    name = Path(log.name).name
+    path, _ = located(Path(log.path))
+    notebook = read_notebook(path)
     if notebook is not None:
         nodes = [node for cell in notebook.code for node in ast.walk(parsed(cell))]
-        found, where = _known(_of_calls(notebook), _given(nodes), _defaults(nodes)), "in its code"
-    elif tracked:
-        found, where = _known(_as_numbers(tracked.items())), "in its configuration"
-    elif Console().detect(Path(log.path)) is not None:
-        head = islice(takewhile(lambda line: not is_step(line), lines_of(log)), _HEAD)
-        found, where = _known(pair for line in head if len(line) <= _LONGEST for pair in _numbers(line)), "printed"
+        found, origin = _known(_of_calls(notebook), _given(nodes), _defaults(nodes)), f"code of {name}"
+    elif Console().detect(path) is not None:
+        before, first = read.begins or (0, _HEAD)
+        head = islice(
+            takewhile(lambda line: not is_step(line), lines_of(Source(str(path), log.name))), before, first - 1
+        )
+        numbers = (pair for line in islice(head, _HEAD) if len(line) <= _LONGEST for pair in _numbers(line))
+        # The line of a metric may stand before the whole of its step.
+        settings = ((label, value) for label, value in numbers if label not in read.names)
+        found, origin = _known(settings), f"printed config in {name}"
     else:
         return None
-    if len(found) < _FEWEST:
-        return None
-    listed = ", ".join(f"{title} {value:g} ({name})" for title, (name, value) in found.items())
-    return f"{log.name}: options {where}: {listed}; no trainer is known that has them, and no rule uses them"
+    return Stated(origin, None, found) if len(found) >= _FEWEST else None
 
 
-def _known(*layers: Iterable[tuple[str, float]]) -> dict[str, tuple[str, float]]:
-    """Return what each option is called and its value; an earlier layer goes before a later one."""
-    found: dict[str, tuple[str, float]] = {}
-    for named in map(list, layers):
-        for title, names in SPELLINGS.items():
-            values = {value: name for name, value in named if name.lower() in names}
-            if title not in found and len(values) == 1:
-                ((value, name),) = values.items()
-                found[title] = name, value
+def _known(*layers: Iterable[tuple[str, float]]) -> dict[str, object]:
+    """Return the settings of which each has one value; an earlier layer goes before a later one."""
+    found: dict[str, object] = {}
+    titles: set[str] = set()
+    for layer in layers:
+        values: dict[str, dict[float, str]] = {}
+        for name, value in layer:
+            if title := own_title(name):
+                values.setdefault(title, {})[value] = name
+        for title in values.keys() - titles:
+            if len(values[title]) == 1:
+                titles.add(title)
+                found |= {name: value for value, name in values[title].items()}
     return found
 
 
@@ -109,7 +89,7 @@ def _of_calls(notebook: Notebook) -> list[tuple[str, float]]:
     """The arguments of what is called by the name of a method of reinforcement learning: ``PPOConfig(gamma=1.0)``."""
     found: list[tuple[str, float]] = []
 
-    def take(name: str, named: dict[str, object]) -> bool:
+    def take(name: str, arguments: Sequence[object], named: dict[str, object]) -> bool:
         if _OF_A_METHOD.search(name) is not None:
             found.extend(_as_numbers(named.items()))
         return False
@@ -141,7 +121,8 @@ def _given(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, float]]:
         elif isinstance(node, ast.Dict):
             keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
             pairs_of = list(zip(keys, node.values, strict=True))
-        elif isinstance(node, ast.Call):
+        elif isinstance(node, ast.Call) and OF_TRAINING.search(ast.unparse(node.func)) is None:
+            # Those of a trainer are of another training, or would have been read.
             pairs_of = [(keyword.arg, keyword.value) for keyword in node.keywords]
         yield from _with_numbers(pairs_of)
 

@@ -14,8 +14,11 @@ from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.opening.stated.calls import read_printed_call
 from rolloutdoctor.opening.stated.command_lines import read_command_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
-from rolloutdoctor.opening.stated.options import VERL_TABLE, Stated, trainer_of
+from rolloutdoctor.opening.stated.options import VERL_TABLE, ReadLog, Stated, stated_of
+from rolloutdoctor.opening.stated.settings import own_title
 from rolloutdoctor.results.errors import InputError, UsageError
+
+_ANY = ReadLog()
 
 _MOST = 2**18
 """Characters of a printed configuration; verl's has some 50 thousand, and Python's parser takes 500 bytes for each."""
@@ -35,17 +38,32 @@ _OPTION = re.compile(
     r"(?:.{0,150}?\b(?:INFO|DEBUG)\b.{0,60}?[\]:|-] {1,8})?\s{0,20}(?:- |--|\| |\W{1,3} )?"
     r"([\"']?)([A-Za-z_][\w.]{2,100})\1 {0,40}[:=|] {0,40}([^\s{}\[\],|]{1,200}),? {0,40}\|?\s*"
 )
-_ACCUMULATED = re.compile(r"Gradient [Aa]ccumulation steps = ([0-9]{1,6})\b")
+_BANNER = re.compile(
+    r"(Gradient Accumulation steps|Num Epochs|Total (?:optimization )?steps|(?:Instantaneous )?batch size per device|"
+    r"Total (?:train )?batch size(?: \([^()\n]{1,60}\))?|Num GPUs used) = ([0-9,]{1,12})\b",
+    re.IGNORECASE,
+)
 """What the transformers Trainer and Unsloth say before the first step."""
+_OF_BANNER = {
+    "gradient": "gradient_accumulation_steps",
+    "num epochs": "num_epochs",
+    "total optimization": "total_steps",
+    "total steps": "total_steps",
+    "instantaneous": "per_device_train_batch_size",
+    "batch": "per_device_train_batch_size",
+    "total": "total_batch_size",
+    "num gpus": "num_gpus",
+}
+"""Beginning of what they say, in lower case, to the name of the setting."""
 _LONGEST_OPTION = 400
-_ASSIGNED = re.compile(r"(?<![\w.'\"/-])([a-z_]\w{2,60}) ?= ?([\w.+-]{1,40})(?=[,;|)\s]|$)")
+_ASSIGNED = re.compile(r"(?<![\w.'\"/-])([a-z_]\w{1,60}) ?= ?([\w.+-]{1,40})(?=[,;|)\s]|$)")
 _FEWEST = 3
 """Options on one line, ``lr=3e-06, beta=0.04, temperature=1.0``."""
 _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
 
 
-def read_printed(source: Source, likely: Sequence[str] = (), begins: int = 0) -> Stated | None:
-    """Read the configuration that a run prints before its first step; None if none is there.
+def read_printed(source: Source, log: ReadLog = _ANY) -> list[Stated]:
+    """Read what a run prints of its options before its first step; those that tell a trainer come first.
 
     ``pprint(OmegaConf.to_container(config, resolve=True))`` (verl/trainer/main_ppo.py), ``pprint.pprint(config)``
     behind "Final config:" (examples/run_grpo.py of NeMo-RL), ``_print_args``
@@ -54,38 +72,53 @@ def read_printed(source: Source, likely: Sequence[str] = (), begins: int = 0) ->
 
     Args:
         source: the console.
-        likely: trainers that have names of its numbers, the likeliest first.
-        begins: lines above the run, which are of runs before it; theirs is taken where it prints none.
+        log: what its numbers say; where the run prints no options, those that runs before it print are taken.
 
     Raises:
         InputError: if there is one that cannot be read.
     """
-    for first in dict.fromkeys((begins, 0)):
-        own = takewhile(lambda line: not is_step(line), islice(lines_of(source), first, None))
-        if (found := _in_head(list(islice(own, _HEAD)), source, likely)) is not None:
+    for lines in _heads(source, log):
+        if found := _in_head(lines, source, log):
             return found
-    return None
+    return []
 
 
-def _in_head(head: Sequence[str], source: Source, likely: Sequence[str]) -> Stated | None:
-    origin = f"printed config in {Path(source.name).name}"
-    for place, line in enumerate(head):
+def _heads(source: Source, log: ReadLog) -> Iterator[list[str]]:
+    """Yield the lines above the run as far as the numbers of the run before, and then all above these."""
+    before, first = log.begins or (0, _HEAD)
+    for start, end in dict.fromkeys([(before, first), (0, before or first)]):
+        lines = islice(lines_of(source), start, min(end, start + _HEAD))
+        yield list(takewhile(lambda line: not is_step(line), lines))
+
+
+def _in_head(head: Sequence[str], source: Source, log: ReadLog) -> list[Stated]:
+    name = Path(source.name).name
+    whole = _whole_configuration(head, f"printed config in {name}", source.name, log.likely)
+    if whole is not None:
+        return [whole]
+    found = (
+        read_printed_call(head, f"printed config in {name}", log.likely),
+        read_command_line(head, f"command line in {name}", log.likely),
+        _listed(head, f"printed config in {name}", log),
+    )
+    return sorted(filter(None, found), key=lambda one: one.trainer is None)
+
+
+def _whole_configuration(lines: Sequence[str], origin: str, name: str, likely: Sequence[str]) -> Stated | None:
+    """Return the last configuration that is printed as a whole; one that tells a trainer goes before any other."""
+    found: list[Stated | None] = []
+    for place, line in enumerate(lines):
         first, title = _FIRST.match(line), _TITLE.match(line)
         if first is not None:
-            text = [first[2], *_following(head[place + 1 :], first[1])]
-            values, is_whole = _nested(text, source.name)
-            trainer = trainer_of(values, likely)
-            return None if trainer is None else Stated(origin, trainer, values, remark="" if is_whole else _cut(origin))
-        if title is not None:
-            table = list(islice(_following(head[place + 1 :], title[1]), _MOST_LINES))
-            values = dict(_arguments(table))
-            trainer, is_whole = trainer_of(values, likely), any(_END.search(line) for line in table)
-            return None if trainer is None else Stated(origin, trainer, values, remark="" if is_whole else _cut(origin))
-    return (
-        read_printed_call(head, origin, likely)
-        or read_command_line(head, f"command line in {Path(source.name).name}", likely)
-        or _listed(head, origin, likely)
-    )
+            values, is_whole = _nested([first[2], *_following(lines[place + 1 :], first[1])], name)
+        elif title is not None:
+            table = list(islice(_following(lines[place + 1 :], title[1]), _MOST_LINES))
+            values, is_whole = dict(_arguments(table)), any(_END.search(line) for line in table)
+        else:
+            continue
+        found.append(stated_of(origin, values, likely, "" if is_whole else _cut(origin)))
+    known = [one for one in found if one is not None]
+    return max(reversed(known), key=lambda one: one.trainer is not None, default=None)
 
 
 def _cut(origin: str) -> str:
@@ -152,27 +185,35 @@ def _arguments(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
             return
 
 
-def _listed(lines: Iterable[str], origin: str, likely: Sequence[str]) -> Stated | None:
+def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     """Read options of which each is on a line of its own, ``learning_rate: 1e-06``, or all are in a dict on one line.
 
-    They are taken if they tell a trainer.
+    What is printed again with another value is a metric, or nobody knows which value counted.
     """
     values: dict[str, object] = {}
+    changed: set[str] = set(log.names)
     for line in lines:
-        match = _OPTION.fullmatch(line) if len(line) < _LONGEST_OPTION else None
-        if match is not None:
-            values.setdefault(match[2], match[3].strip("\"'"))
-        elif (accumulated := _ACCUMULATED.search(line)) is not None:
-            values.setdefault("gradient_accumulation_steps", accumulated[1])
-        elif "{" in line and line.rstrip().endswith("}") and len(line) < LONGEST:
-            values = _dict_of(line[line.index("{") :].strip()) | values
-        elif (
-            len(found := _ASSIGNED.findall(line) if line.count("=") >= _FEWEST and len(line) < LONGEST else ())
-            >= _FEWEST
-        ):
-            values = dict(found) | values
-    trainer = trainer_of(values, likely)
-    return None if trainer is None else Stated(origin, trainer, values)
+        found, banner = _on_one_line(line), _BANNER.findall(line)
+        changed |= {name for name, value in found.items() if values.setdefault(name, value) != value}
+        # Each run of several in one process has its own.
+        values |= {_of_banner(words): number.replace(",", "") for words, number in banner}
+    return stated_of(origin, {name: value for name, value in values.items() if name not in changed}, log.likely)
+
+
+def _on_one_line(line: str) -> dict[str, object]:
+    match = _OPTION.fullmatch(line) if len(line) < _LONGEST_OPTION else None
+    if match is not None:
+        return {match[2]: match[3].strip("\"'")}
+    if len(line) >= LONGEST:
+        return {}
+    if "{" in line and line.rstrip().endswith("}"):
+        return _dict_of(line[line.index("{") :].strip())
+    found: dict[str, object] = dict(_ASSIGNED.findall(line)) if line.count("=") > 1 else {}
+    return found if len(found) >= _FEWEST or (len(found) > 1 and all(map(own_title, found))) else {}
+
+
+def _of_banner(words: str) -> str:
+    return next(name for start, name in _OF_BANNER.items() if words.lower().startswith(start))
 
 
 def _dict_of(text: str) -> dict[str, object]:

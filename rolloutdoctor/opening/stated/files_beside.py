@@ -1,0 +1,103 @@
+"""Scripts and configuration files in the folder of a log: ``run_grpo.sh``, ``grpo.yaml``, ``training_args.yaml``."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from rolloutdoctor.engine.configure import read_trainer_config
+from rolloutdoctor.io.locations.small_files import read_small
+from rolloutdoctor.opening.stated.command_lines import read_commands
+from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of
+from rolloutdoctor.opening.stated.settings import title_of
+from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
+
+_MOST_FILES = 100
+"""Entries of a folder that are looked at."""
+
+_HEAD = 2_000
+"""Lines of a log in which the name of a file may stand."""
+
+_NOT = re.compile(
+    r"(?:generation_config|adapter_config|tokenizer_config|special_tokens_map|preprocessor_config|trainer_state|"
+    r"docker-compose|environment|conda|\.pre-commit-config|mkdocs|dataset_info)\..*|.*(?:deepspeed|zero[0-9]|fsdp|ds_).*"
+)
+"""Names of files that state nothing of the training: of its model, its machine, its packages."""
+
+_OF_A_MODEL = ("architectures", "model_type", "zero_optimization.stage", "compute_environment")
+"""Keys of files of a model, of DeepSpeed and of accelerate."""
+
+_OF_POLICY = frozenset(
+    {"group size", "KL coefficient", "clip range", "upper clip range", "advantage estimator", "response length limit"}
+)
+"""Settings that no supervised training has."""
+
+
+def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
+    """Read the scripts and configuration files in a folder that can be of the run.
+
+    One that names the log, or that the log names, is of the run for certain. Of any other the values are settings
+    alone: no option of an objective is taken from it, and of several none.
+
+    Args:
+        folder: where they lie.
+        log: the numbers.
+        read: what these say.
+    """
+    head = _head(log)
+    certain: list[Stated] = []
+    others: list[Stated] = []
+    for file in sorted(islice(folder.iterdir(), _MOST_FILES)):
+        found = _of_file(file, read.likely) if file.is_file() and file != log else None
+        if found is None or not _fits(found, read):
+            continue
+        is_certain = file.name in head or (
+            file.suffix == ".sh" and re.search(rf"\b{re.escape(log.name)}\b", _text(file))
+        )
+        (certain if is_certain else others).append(found)
+    if certain or not others:
+        return certain
+    if len(others) > 1:
+        names = ", ".join(one.origin for one in others[:4])
+        remark = f"{names}: which of them is of the run is not known; their options are not used"
+        return [Stated(others[0].origin, None, {}, remark=remark)]
+    return [replace(others[0], trainer=None, origin=f"{others[0].origin} beside the log")]
+
+
+def _of_file(file: Path, likely: Sequence[str]) -> Stated | None:
+    """Return what a file states; None for one of another kind, and for one with several commands that differ."""
+    if _NOT.fullmatch(file.name.lower()) is not None:
+        return None
+    try:
+        if file.suffix == ".sh":
+            commands = read_commands(_text(file).split("\n"), file.name, likely)
+            return commands[0] if len(commands) == 1 else None
+        if file.suffix in (".yaml", ".yml", ".json"):
+            values = read_trainer_config(str(file)).values
+            if any(name in values for name in _OF_A_MODEL):
+                return None
+            known = {name: value for name, value in values.items() if "${" not in str(value)}
+            return stated_of(file.name, known, likely)
+    except (RolloutDoctorError, OSError):
+        return None
+    return None
+
+
+def _fits(found: Stated, read: ReadLog) -> bool:
+    """Tell whether a file can be of the training that a log is of."""
+    if found.trainer is not None:
+        return not read.likely or found.trainer in read.likely
+    return any(title_of(name) in _OF_POLICY for name in found.values)
+
+
+def _text(file: Path) -> str:
+    return read_small(file, expected="a script", error=UsageError)
+
+
+def _head(log: Path) -> str:
+    def lines() -> Iterator[str]:
+        with log.open(encoding="utf-8", errors="replace") as text:
+            yield from islice(text, _HEAD)
+
+    return "" if log.is_dir() or log.suffix in (".ipynb", ".json", ".wandb", ".db", ".parquet") else "\n".join(lines())
