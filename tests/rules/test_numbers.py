@@ -102,13 +102,17 @@ def test_what_a_log_shows(code, series, expected):
 @pytest.mark.parametrize(
     ("series", "expected"),
     [
-        ({"kl": [0.3] * 8, "beta": 0.1}, "warning"),
+        ({"kl": [0.31] * 8, "beta": 0.1}, "warning"),
+        ({"kl": [0.29] * 8, "beta": 0.1}, "info"),
+        # As of a distillation whose names do not say so.
+        ({"kl": [0.9, 0.8, 0.8, 0.7, 0.6, 0.6, 0.5, 0.4, 0.3, 0.2], "beta": 0.1}, "skipped:"),
+        ({"kl": [0.9, 0.8, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.4], "beta": 0.1}, "warning"),
         ({"kl": [0.0, 0.1, 0.2, 0.3, 0.3, 0.3], "beta": 0.1}, "clean"),
         # Half of the median of the next five: what grew as a policy that moves does.
         ({"kl": [0.024, *[0.05] * 5], "beta": 0.1}, "clean"),
-        ({"kl": [0.026, *[0.05] * 5], "beta": 0.1}, "warning"),
+        ({"kl": [0.026, *[0.05] * 5], "beta": 0.1}, "info"),
         # Of fewer lines none tells that, so the first is to be larger.
-        ({"kl": [0.06, *[0.5] * 3], "beta": 0.1}, "warning"),
+        ({"kl": [0.06, *[0.5] * 3], "beta": 0.1}, "info"),
     ],
 )
 def test_a_reference_of_another_checkpoint(series, expected):
@@ -794,6 +798,16 @@ def test_the_kl_in_verls_reward_is_of_the_old_policy(name, values, found, tmp_pa
     rows = [{"step": n, name: kl, "critic/score/mean": 0.5} for n, kl in enumerate(values, start=1)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [one.code for one in rd.check(path, select=["RDG012"]).findings] == found
+
+
+def test_a_second_training_in_one_log_starts_from_a_policy_that_was_trained(tmp_path):
+    runs = [[0.0, 0.2, 0.4, 0.5], [0.6, 0.6, 0.7, 0.7]]
+    entries = [{"step": at, "kl": kl, "reward": 0.1 * at} for run in runs for at, kl in enumerate(run, start=1)]
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"{entry}\n" for entry in entries))
+    report = rd.check(path, select=["RDG012"])
+    assert report.part == "run 2 of 2"
+    assert [one.reason for one in report.skipped] == ["an earlier run of the log may have trained the policy"]
 
 
 @pytest.mark.parametrize(("more", "found"), [({}, ["RDM008"]), ({"kl-penalty": 0.5}, []), ({"epoch": 0.5}, ["RDM008"])])

@@ -152,9 +152,18 @@ def of_batches(updates: int) -> Log:
 
 
 BOUNDARIES = [
-    near("RDG012", "floor", 0.01, lambda x: {"kl": [x] * 6, "beta": 0.1}, ("clean", "warning"), "trl"),
-    near("RDG012", "floor_of_few", 0.05, lambda x: {"kl": [x] * 3, "beta": 0.1}, ("clean", "warning"), "trl"),
+    near("RDG012", "floor", 0.01, lambda x: {"kl": [x] * 6, "beta": 0.1}, ("clean", "info"), "trl"),
+    near("RDG012", "floor_of_few", 0.05, lambda x: {"kl": [x] * 3, "beta": 0.1}, ("clean", "info"), "trl"),
     near("RDG012", "far", 0.3, lambda x: {"kl": [x] * 6}, ("clean", "warning"), "verl"),
+    near("RDG012", "far", 0.3, lambda x: {"kl": [x] * 6}, ("info", "warning"), "trl"),
+    near("RDG012", "falls", 0.5, lambda x: {"kl": turns(1.0, x, at=6)}, ("skipped", "warning"), "trl"),
+    Boundary(
+        "RDG012",
+        "long",
+        *({"kl": turns(1.0, 0.1, at=6, steps=steps)} for steps in (9, 10)),
+        ("warning", "skipped"),
+        "trl",
+    ),
     near(
         "RDG012",
         "drift",
@@ -185,7 +194,7 @@ BOUNDARIES = [
         lambda x: {"reward_std": [round((x + step % 7 * 0.0137) * (step % 2), 4) for step in range(60)]},
         ("clean|skipped", "info"),
     ),
-    Boundary("RDG012", "few", {"kl": [0.03] * 5}, {"kl": [0.03] * 6}, ("clean", "warning"), "trl"),
+    Boundary("RDG012", "few", {"kl": [0.03] * 5}, {"kl": [0.03] * 6}, ("clean", "info"), "trl"),
     Boundary(
         "RDG013",
         "least",

@@ -6,7 +6,8 @@ from rolloutdoctor.metric_names.training_kind import DISTILLATION
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import not_logged
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, step_at
+from rolloutdoctor.rules.series import ends
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -24,13 +25,15 @@ class ReferenceNotInitial(NumbersRule):
     The KL term pulls the policy there.
 
     ## How it is measured
-    `kl_at_start` is the logged KL of step 1. It is a warning above 0.01 nats and above half of the median over the next
+    `kl_at_start` is the logged KL of step 1. It is reported above 0.01 nats and above half of the median over the next
     five steps; above 0.05 nats if fewer than six steps are logged; above 0.3 nats if the trainer's KL of a step may be
-    measured after updates within it (verl, slime), since one step does not move a policy that far. If the first line
-    covers two to five steps, it is information above 0.3 nats, mentioned beside "no fault was found" if the learning
-    rate of that line is below 1e-6. The rule reads a log without rollouts, and is skipped if the log starts later, as
-    that of a resumed run does, and for distillation, whose reference is the teacher, another model. Exposed: a
-    reference may differ on purpose.
+    measured after updates within it (verl, slime), since one step does not move a policy that far. It is a warning
+    above 0.3 nats, and information below, mentioned beside "no fault was found": another precision is as far. If the
+    first line covers two to five steps, it is information above 0.3 nats, mentioned so if the learning rate of that
+    line is below 1e-6. The rule reads a log without rollouts, and is skipped if the log starts later, as that of a
+    resumed run does, if another run came before in the same log, and for distillation, whose reference is the teacher.
+    Where nothing names that, a KL that ends below half of its start, in ten lines or more, is as one to a teacher, and
+    the rule is skipped, too. Exposed: a reference may differ on purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first. A second
@@ -39,7 +42,7 @@ class ReferenceNotInitial(NumbersRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
     >>> diagnose_log("RDG012", "trl", kl=[0.2, 0.21, 0.2, 0.22, 0.2, 0.2], beta=0.1)
-    'RDG012 warning exposed: kl 0.205'
+    'RDG012 info exposed: kl 0.205'
     """
 
     code = "RDG012"
@@ -53,6 +56,8 @@ class ReferenceNotInitial(NumbersRule):
     floor: float = 0.01
     floor_of_few: float = 0.05
     far: float = 0.3
+    falls: float = 0.5
+    long: int = 10
     drift: float = 0.05
 
     still: float = 1e-6
@@ -77,6 +82,12 @@ class ReferenceNotInitial(NumbersRule):
             return Missing("the log says no step: its first line need not be the first step", "check a log with steps")
         if len(run.table) and not self._starts(run):
             return Missing(f"the log starts at step {step_at(run, 0)}", "check a log that starts with the training")
+        if context.part and not context.part.startswith("run 1 "):
+            return Missing("an earlier run of the log may have trained the policy", "check a run whose policy is new")
+        level = ends(series(run, "kl")) if len(run.table) >= self.long else None
+        if level is not None and level.first > self.floor and level.last < self.falls * level.first:
+            way = from_to(level.first, level.last)
+            return Missing(f"the KL falls {way} nats, as one to a teacher does", "name the metric after its teacher")
         return super().inconclusive_reason(run, context)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
@@ -84,8 +95,6 @@ class ReferenceNotInitial(NumbersRule):
         import numpy as np
 
         values, drift = series(run, "kl"), series(run, "ppo_kl")
-        if context.counted_steps or not self._starts(run):
-            return None
         before = context.quantities["kl"][1].before_update and step_at(run, 0) <= 1
         first, later = float(values[0]), float(np.median(values[1:6])) if len(values) > 1 else 0.0
         floor = self.far if not before else self.floor if len(values) > self.few else self.floor_of_few
@@ -94,6 +103,7 @@ class ReferenceNotInitial(NumbersRule):
         moved, last = "", step_at(run, 0)
         rate = float(series(run, "learning_rate")[0])
         at_rate = f", at a learning rate of {number(rate)}" if last >= 2 and 0 <= rate < self.still else ""
+        is_far = last < 2 and first > self.far
         window = "step" if last < 2 else counted(last, "step")
         if abs(drift[0]) > self.drift:
             moved = f", and the update moves the log-probs by {number(float(drift[0]))} nats"
@@ -104,7 +114,7 @@ class ReferenceNotInitial(NumbersRule):
             f"{', or the old log-probs, are' if moved else ' is'} of another model"
         )
         return Judgement(
-            severity=Severity.WARNING if last < 2 else Severity.INFO,
+            severity=Severity.WARNING if is_far else Severity.INFO,
             confirmed=False,
             headline=headline,
             message=f"The KL from the reference is {number(first)} nats at step {last}, "
@@ -116,7 +126,7 @@ class ReferenceNotInitial(NumbersRule):
                 "check which weights the reference was loaded from, unless the policy was trained before (a second "
                 "call of train()); if you train a new adapter on an old one, merge the old one first"
             ),
-            remark=headline if at_rate else "",
+            remark=headline if at_rate or (last < 2 and not is_far) else "",
             measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
         )
 
