@@ -36,11 +36,12 @@ class LengthStarved(TableRule):
     (`status`), that are as long as any of the run, or whose group has equal rewards: a filter of such groups or a bound
     on the ratio may also drop what is long and old.
 
-    It is a warning if a twentieth of the responses or more were dropped, at least ten, and within steps these are both
-    longer and older than the trained ones, by five standard errors each. If a file holds trained responses only, it is
-    information: the correlation is 0.4 or more, by five standard errors, and the same bound is reached in three
-    quarters of the steps, by three tenths of the longest responses and twice as often as by the shortest. A trainer
-    that waits at the bound for long responses and discards none looks the same.
+    It takes eight steps and 100 responses with a version. It is a warning if a twentieth of the responses or more were
+    dropped, at least ten, and within steps these are both longer and older than the trained ones, by five standard
+    errors each. If a file holds trained responses only, it is information: the correlation is 0.4 or more, by five
+    standard errors, and the same bound is reached in three quarters of the steps, by three tenths of the longest
+    responses and twice as often as by the shortest. A trainer that waits at the bound for long responses and discards
+    none looks the same.
 
     ## What to do
     Bound staleness by pacing the sampler instead of discarding, or raise the bound. Compare the length of sampled and

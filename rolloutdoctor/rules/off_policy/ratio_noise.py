@@ -38,8 +38,8 @@ class RatioNoise(NumbersRule):
     pass (vLLM in TRL, verl, slime), bf16 alone moves the ratio of 2 to 14 % of the tokens of models of 0.5 to 7 billion
     parameters, experts or not, by more than a tenth from 1, and of up to 60 % for older ones; in fp32 of none. So it is
     a warning above a clip fraction of 0.1 or a median drift of 0.01 nats, which noise without a direction does not
-    reach, and information above 0.001 of either; exposed. It is only information if clip bounds are below 0.1, if
-    ratios are of whole responses, and of the first step if nothing states the clip bounds: a clip fraction above 0.1
+    reach, and information above 0.001 of either; exposed. A clip fraction is only information if clip bounds are below
+    0.1, if ratios are of whole responses, and of the first step if nothing states the clip bounds: one above 0.1
     there (`first_clip_fraction`) is that of a ratio that is not 1. If rows have both log-probs, `RDO006` compares them.
 
     ## What to do

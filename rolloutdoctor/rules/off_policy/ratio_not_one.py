@@ -48,8 +48,8 @@ class RatioNotOne(RowCountingRule):
     are the first pass over their rows. In TRL they are equal to the bit, so any difference is noise in the ratio,
     dropout or stale old log-probs. Trainers that compute them in two passes have noise there (`RDO015` says how much):
     a warning if the mean of old minus policy log-prob has a median over the steps above 0.01 nats, or a tenth of the
-    tokens has a ratio beyond 1.2; information above 0.001 of either; exposed. If nothing says which rows were scored
-    before the first update, and the two differ, the rule is skipped.
+    tokens has a ratio above 1.2 or below 1/1.2; information above 0.001 of either; exposed. If nothing says which rows
+    were scored before the first update, and the two differ, the rule is skipped.
 
     ## What to do
     Turn dropout off. Compute the old log-probs once before the first update, with the kernels of the update, and keep

@@ -90,8 +90,8 @@ class SequenceIsLengthBias(TableRule):
     or by a twentieth if the lost rows are longer than the others beyond chance (`lost_length_score`: four standard
     deviations of a permutation test of their lengths, within steps), and its difference per token is at most one and a
     half times that of the shortest. If it is more, the mismatch itself grows along the response, and that is
-    information, as is a correlation of 0.3 or more. Without a bound on sequences there is nothing to find, and
-    responses of one length cannot show it.
+    information, as is a correlation of 0.3 or more. It takes 60 rows; without a bound on sequences,
+    or with thirds less than a fifth apart in length, nothing can show.
 
     Logged metrics of the weights, all reproduced by the rows, confirm it.
 

@@ -52,12 +52,14 @@ class TemperatureMismatch(TableRule):
     the newest version of their step. A finding requires that the median is 0.02 or more from 1, four standard
     deviations exclude 1, nine tenths of the contexts are on its side and four fifths within a fifth of it: noise, stale
     weights, mixtures of experts and placeholders scatter to both sides. A truncated support (top-p, top-k, min-p) has
-    slope 1 in a context. The rule needs 20 contexts, and for clean four standard deviations within 5 % of 1. If all
+    slope 1 in a context. The rule needs 20 contexts, and for clean four standard deviations within 5 % of 1. It is a
+    warning from 5 %, or if the recorded temperature lies in the interval, which confirms it; information below. If all
     log-probs of the run differ by one factor, they are logarithms to another base, and the finding says so.
 
     The second test is calibration, if `entropy` is logged: for tokens drawn from p the mean of -log p is the mean
-    entropy. `surprise_share` = mean of -log p of the trainer over the mean entropy, less 1. With slope 1 and no
-    one-sided difference, a deviation of six standard errors and a tenth of the entropy says that tokens were drawn from
+    entropy. `surprise_share` = mean of -log p of the trainer over the mean entropy, less 1. With slope 1, a
+    deviation of six standard errors and a tenth of the entropy, and of five times the mean difference of both
+    log-probs, says that tokens were drawn from
     neither reported distribution: the engine returns log-probs of the model as it is, and samples at another
     temperature or from a truncated support. With another slope, it says whose log-probs are those that were sampled
     from. It needs no log-probs of the sampler: without these it is the only test, on rows of the first update of each

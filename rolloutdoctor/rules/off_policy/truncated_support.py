@@ -47,22 +47,22 @@ class TruncatedSupport(SampledTokens):
     never drawn, and their logits rise unseen.
 
     ## How it is measured
-    Sampled tokens to which both models gave less than 0.9 (geometric mean) are compared. A finding requires that at
-    most a fourth of these have a larger log-prob from the trainer; that at some size of 0.02, 0.05, 0.1 or 0.2 nats at
-    least 5 % are beyond it on the sampler's side and at most a tenth as many on the other, none (0.2 %) beyond half a
-    nat; and that 95 % of the differences are within 2 nats. `mean_weight`, the mean of exp(delta), is the mean mass
-    that was kept: without a cut it is 1 whatever else the engine does, a temperature included. Not found if tokens of
-    one context have a slope other than 1 (`temperature-mismatch`), log-probs differ by one factor, or half of the
-    sampler's are exactly 0 (`logprob-placeholder`). A top-k cuts only flat distributions, and leaves noise on the
-    tokens of the others: up to half of the tokens may have a larger log-prob from the trainer if the mean weight is six
-    standard errors below 1, and half as many be beyond a size on the other side if none are beyond half a nat. Recorded
-    options do not rule it out: a sampler that cuts against a recorded top_p of 1 is what the log-probs show.
-    Placeholders and stale weights leave the other tokens on both sides. Differences of nearly the same size (95th
-    percentile at most 2.5 medians) are those of top-p, others of top-k or min-p. Raw log-probs (vLLM's default) do not
-    show a cut: see calibration at `temperature-mismatch`. A trainer that renormalises over the kept tokens, beside an
-    engine that logs raw log-probs, has the other sign: there the mean of exp(delta) has to be six standard errors above
-    1, which no policy can reach on tokens that were drawn with the logged probabilities, and the mass is the mean of
-    exp(-delta).
+    Sampled tokens to which both models gave less than 0.9 (geometric mean) are compared, 500 or more. A finding
+    requires that at most a fourth of these have a larger log-prob from the trainer; that at some size of 0.02, 0.05,
+    0.1 or 0.2 nats at least 5 % are beyond it on the sampler's side and at most a tenth as many on the other, none (0.2
+    %) beyond half a nat; and that 95 % of the differences are within 2 nats. `mean_weight`, the mean of exp(delta), is
+    the mean mass that was kept: without a cut it is 1 whatever else the engine does, a temperature included. It is a
+    warning below 0.99, information above; confirmed if the run records a cut. Not found if tokens of one context have a
+    slope other than 1 (`temperature-mismatch`), log-probs differ by one factor, or half of the sampler's are exactly 0
+    (`logprob-placeholder`). A top-k cuts only flat distributions, and leaves noise on the tokens of the others: up to
+    half of the tokens may have a larger log-prob from the trainer if the mean weight is six standard errors below 1,
+    and half as many be beyond a size on the other side if none are beyond half a nat. Recorded options do not rule it
+    out: a sampler that cuts against a recorded top_p of 1 is what the log-probs show. Placeholders and stale weights
+    leave the other tokens on both sides. Differences of nearly the same size (95th percentile at most 2.5 medians) are
+    those of top-p, others of top-k or min-p. Raw log-probs (vLLM's default) do not show a cut: see calibration at
+    `temperature-mismatch`. A trainer that renormalises over the kept tokens, beside an engine that logs raw log-probs,
+    has the other sign: there the mean of exp(delta) has to be six standard errors above 1, which no policy can reach on
+    tokens that were drawn with the logged probabilities, and the mass is the mean of exp(-delta).
 
     ## What to do
     Sample from the full support (top_p 1, no top_k, no min_p), or score both on the same kept tokens.
