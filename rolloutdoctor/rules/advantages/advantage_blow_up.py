@@ -35,15 +35,15 @@ class AdvantageBlowUp(TableRule):
 
     ## How it is measured
     Centred scores divided by their standard deviation never exceed sqrt(G - 1) if the deviation has n in the
-    denominator, and (G - 1) / sqrt(G), which is smaller, if it has n - 1. G is the size of the group, the configured
-    size or that of the step's largest group, whichever is largest, so that rows missing from the file raise no alarm;
-    steps with missing ranks, incomplete groups and rows alone in a group are left out. Each value is given its rounding
-    radius. Recomputed advantages keep the bound, so only logged ones are tested. The spread of a group is rounding if
-    max - min is above 0 and at most 4 * 2^-23 of its largest |reward|; `noise_max` is the largest advantage there, a
-    warning if it reaches 0.01. Groups of equal rewards are left to `float-residue`. `top_row_grad_share` is the share
-    that the row with the largest advantage has of the recomputed gradient of its step (log-prob space), at its largest
-    over the steps. The bound does not hold for division by a batch's standard deviation, for whitening, or without
-    division.
+    denominator, and (G - 1) / sqrt(G), which is smaller, if it has n - 1; beyond the first is beyond both. G is the
+    size of the group, the configured size or that of the step's largest group, whichever is largest, so that rows
+    missing from the file raise no alarm; steps with missing ranks, incomplete groups and rows alone in a group are left
+    out. Each value is given its rounding radius. Recomputed advantages keep the bound, so only logged ones are tested.
+    The spread of a group is rounding if max - min is above 0 and at most 4 * 2^-23 of its largest |reward|; `noise_max`
+    is the largest advantage there, a warning if it reaches 0.01. Groups of equal rewards are left to `float-residue`.
+    `top_row_grad_share` is the share that the row with the largest advantage has of the recomputed gradient of its step
+    (log-prob space), at its largest over the steps. The bound does not hold for division by a batch's standard
+    deviation, for whitening, or without division.
 
     Where a row is divided by the standard deviation of the *other* rows, it has a bound of its own: if their rewards
     are equal (max - min = 0), that deviation is 0 and the advantage is the centred reward. Computed in one float32

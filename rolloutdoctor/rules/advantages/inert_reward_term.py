@@ -46,8 +46,9 @@ class InertRewardTerm(TableRule):
     requires a probability of at most 2^-20 for that. Each group of n rows contributes a factor of 2 / (n + 1), at most
     1/2 (for a success probability uniform between 0 and 1), so 20 pairs are enough, or ten groups of eight. From 2^-8
     it is information that says how likely chance is. Beyond 2^-20 it is a warning if the inert functions have a tenth
-    of the variance or more, and else information. Functions of weight 0 are left out. Not tested are estimators without
-    a group baseline, pass@k, steps that are compared as one batch, where the term does not cancel, and a single group.
+    of the variance or more and others vary within groups, and else information. Functions of weight 0 are left out. Not
+    tested are estimators without a group baseline, pass@k, steps that are compared as one batch, where the term does
+    not cancel, and a single group.
 
     ## What to do
     Make the term depend on the response, apply it after the baseline, or drop it.
