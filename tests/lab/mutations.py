@@ -1,10 +1,12 @@
 """Change a number or a sign of a rule, and see whether the rule's own fast tests notice: a laboratory, no test.
 
     python tests/lab/mutations.py --draw 60 --seed 0
+    python tests/lab/mutations.py --draw 30 --seed 0 --measures
 
 Thresholds of classes and numbers of modules become 0.7 or 1.4 times what they are, counts at least one more or one
 less; comparisons are turned around, and sums become differences. What survives needs a run just below the number and
-one just above, or one of each sign: `boundaries.py` of its family.
+one just above, or one of each sign: `boundaries.py` of its family. `--measures` changes what rules share
+(`rules/measures/`), and asks the tests of the rules that import it.
 """
 
 import argparse
@@ -91,7 +93,8 @@ def thresholds(path: str, source: str, factor: float) -> Iterator[Mutation]:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     for node in (*tree.body, *(inner for one in classes for inner in one.body)):
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.Constant) and type(value.value) in (int, float):
+        # A share of 0.0 has no multiple.
+        if isinstance(value, ast.Constant) and type(value.value) in (int, float) and value.value != 0.0:
             yield Mutation(path, value.lineno, places[id(value)], factor)
 
 
@@ -105,14 +108,20 @@ def signs(path: str, source: str) -> Iterator[Mutation]:
             yield Mutation(path, node.lineno, place, None)
 
 
-def drawn(root: Path, count: int, seed: int) -> list[Mutation]:
+def rule_files(root: Path, *, measures: bool = False) -> list[Path]:
+    """Return the files of all rules, or of what they share."""
+    files = sorted(root.glob("rules/*/*.py"))
+    return [path for path in files if (path.parent.name == "measures") == measures and path.stem[0] != "_"]
+
+
+def drawn(root: Path, count: int, seed: int, *, measures: bool = False) -> list[Mutation]:
     """Draw so many changes from all rules at random: half of them are numbers, half signs."""
     draw = random.Random(seed)
-    files = sorted(path for path in root.glob("rules/*/*.py") if path.parent.name != "measures" and path.stem[0] != "_")
+    files = rule_files(root, measures=measures)
     sources = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in files}
     numbers = [one for path, text in sources.items() for one in thresholds(path, text, draw.choice([0.7, 1.4]))]
     turned = [one for path, text in sources.items() for one in signs(path, text)]
-    chosen = [*draw.sample(numbers, count // 2), *draw.sample(turned, count - count // 2)]
+    chosen = [*draw.sample(numbers, min(count // 2, len(numbers))), *draw.sample(turned, count - count // 2)]
     draw.shuffle(chosen)
     return chosen
 
@@ -126,8 +135,20 @@ def code_of(source: str) -> str:
     return ""
 
 
-def is_noticed(root: Path, one: Mutation, code: str) -> bool:
-    """Run the rule's own fast tests in a process of their own, which fail if the change is noticed."""
+def rules_of(root: Path, path: str) -> dict[str, str]:
+    """Return the rules whose tests may notice a change of a file, by code: itself, or those that import it."""
+    if "/measures/" not in path:
+        return {code_of((root / path).read_text(encoding="utf-8")): path}
+    imported, found = f"rules.measures.{Path(path).stem} ", dict[str, str]()
+    for rule in rule_files(root):
+        source = rule.read_text(encoding="utf-8")
+        if imported in source:
+            found[code_of(source)] = rule.relative_to(root).as_posix()
+    return found
+
+
+def is_noticed(root: Path, one: Mutation, rules: dict[str, str]) -> bool:
+    """Run the rules' own fast tests in a process of their own, which fail if the change is noticed."""
     child = os.fork()
     if child:
         status = os.waitpid(child, 0)[1]
@@ -135,26 +156,29 @@ def is_noticed(root: Path, one: Mutation, code: str) -> bool:
         assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, 1, 2), (one, status)
         return status != 0
     try:
-        os._exit(tested(root, one, code))
+        os._exit(tested(root, one, rules))
     finally:
         os._exit(BROKEN)
 
 
 @dataclass(frozen=True)
 class OfRule:
-    """Plugin of pytest that keeps the tests of a rule: with its code or name in their own names, parameters or source.
+    """Plugin of pytest that keeps tests of rules: with a code or name in their own names, parameters or source.
 
     Attributes:
-        code: of the rule.
-        stem: name of its file.
+        codes: of the rules.
+        stems: names of their files.
     """
 
-    code: str
-    stem: str
+    codes: tuple[str, ...]
+    stems: tuple[str, ...]
 
     def pytest_collection_modifyitems(self, items: "list[pytest.Item]") -> None:
         """Drop the tests of other rules."""
-        items[:] = [one for one in items if self.stem in one.nodeid or self.code in self._told(one)]
+        items[:] = [one for one in items if self._is_of(one.nodeid, self._told(one))]
+
+    def _is_of(self, name: str, told: str) -> bool:
+        return any(stem in name for stem in self.stems) or any(code in told for code in self.codes)
 
     def _told(self, item: "pytest.Item") -> str:
         """All that says which rule a test is of."""
@@ -163,27 +187,30 @@ class OfRule:
         return " ".join((item.nodeid, source, *(str(one) for one in (call.params.values() if call else ()))))
 
 
-def tested(root: Path, one: Mutation, code: str) -> int:
-    """Run the fast tests that name the rule, in this process, and return what pytest returns."""
+def tested(root: Path, one: Mutation, rules: dict[str, str]) -> int:
+    """Run the fast tests that name the rules, in this process, and return what pytest returns."""
     import pytest
 
     signal.setitimer(signal.ITIMER_PROF, LONGEST)
     os.chdir(root)
     sys.path[:0] = [str(root), str(root / "tests")]
-    rule = Path(one.path)
-    own = root / "tests" / rule.parent / f"test_{rule.name}"
-    files = [str(own)] if own.exists() else []
-    shared = [f"tests/rules/{name}.py" for name in SHARED]
-    boundaries = (root / "tests" / rule.parent / "boundaries.py").read_text(encoding="utf-8")
-    if code not in boundaries:
-        shared.remove("tests/rules/test_row_thresholds.py")
-    files += [f"rolloutdoctor/{one.path}"]
-    files += [file for file in shared if "row_thresholds" in file or code in (root / file).read_text(encoding="utf-8")]
+    files = dict.fromkeys(f"rolloutdoctor/{path}" for path in (one.path, *rules.values()))
+    for code, path in rules.items():
+        rule = Path(path)
+        own, boundaries = (
+            Path("tests") / rule.parent / f"test_{rule.name}",
+            Path("tests") / rule.parent / "boundaries.py",
+        )
+        shared = [Path(f"tests/rules/{name}.py") for name in SHARED]
+        told = {file: (boundaries if "row_thresholds" in file.name else file) for file in shared}
+        files |= dict.fromkeys([str(own)] if own.exists() else [])
+        files |= {str(file): None for file, where in told.items() if code in where.read_text(encoding="utf-8")}
     quiet = ["-qq", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow"]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    return int(pytest.main([*quiet, *files], plugins=[OfRule(code, rule.stem)]))
+    plugin = OfRule((*rules,), tuple(Path(path).stem for path in (one.path, *rules.values())))
+    return int(pytest.main([*quiet, *files], plugins=[plugin]))
 
 
 def copied(root: Path) -> Path:
@@ -202,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", type=int, default=60, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--measures", action="store_true")
     asked = parser.parse_args()
     # Imported once; each try forks. Pytest rewrites hypothesis as it imports it.
     import polars
@@ -212,12 +240,13 @@ def main() -> None:
     assert all((polars, pyarrow, pytest, torch))
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
-        package, killed, mutations = root / "rolloutdoctor", 0, drawn(root / "rolloutdoctor", asked.draw, asked.seed)
+        package, killed = root / "rolloutdoctor", 0
+        mutations = drawn(package, asked.draw, asked.seed, measures=asked.measures)
         for one in mutations:
             path = package / one.path
             source = path.read_text(encoding="utf-8")
             path.write_text(one.applied(source), encoding="utf-8")
-            noticed = is_noticed(root, one, code_of(source))
+            noticed = is_noticed(root, one, rules_of(package, one.path))
             path.write_text(source, encoding="utf-8")
             killed += noticed
             print("noticed " if noticed else "SURVIVED", one.told(source), flush=True)

@@ -91,6 +91,19 @@ def test_padding_of_one_place_is_a_shift_by_one_token():
     assert finding is None or "shifted by one token" in finding.headline
 
 
+@pytest.mark.parametrize(("spread", "is_named"), [(0.31, True), (0.29, False)])
+def test_rows_whose_log_probs_hardly_vary_are_no_evidence_of_padding(spread, is_named):
+    """Rows of 42 tokens beside one of 44: moved by two, each fits, and its first two tokens are far off in place."""
+    row = [-2 + spread * side for side in (1, 1, -1, -1) * 11]
+    policy = [row, *[row[:42]] * 7]
+    rollout = [row, *[[-6.0, -6.0, *row[:40]]] * 7]
+    batch = toy_batch([[1, 0] * 4], lengths=[44, *[42] * 7], policy=policy, rollout=rollout)
+    findings = report_on(batch, trainer=None, select=[CODE]).findings
+    assert ["late by the padding of their row in 7 sampled rows" in one.headline for one in findings] == [
+        True
+    ] * is_named
+
+
 def test_healthy_rows_are_not_moved_by_their_padding():
     assert outcomes(report(run(2, lengths=(16, 60)))) == {CODE: "clean"}
     # Nor are those that differ in place, whatever the reason.

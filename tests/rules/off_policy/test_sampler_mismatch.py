@@ -146,3 +146,12 @@ def test_rows_of_other_log_probs():
 def test_rows_that_are_not_apart(batches):
     finding = found(batches())
     assert "agree in all others" not in finding.headline
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"), [(15, "at 60 positions"), (16, "at 64 or more positions"), (18, "at 64 or more")]
+)
+def test_of_many_places_64_are_counted(rows, words):
+    found = found_by(CODE, toy_batch([[1]] * rows, policy=-3.0, rollout=-0.1, lengths=4), trainer=None)
+    assert values(found)["confident_places"] == min(4 * rows, 64)
+    assert words in found.message

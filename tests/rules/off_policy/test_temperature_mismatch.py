@@ -119,3 +119,13 @@ def test_slopes_that_scatter_are_no_factor():
     assert not wide.is_scaled(0.02)
     assert slopes_of(counted({WITHOUT: 3})) is slopes_of(counted({WITHOUT: 3}).clear()) is None
     assert slopes_of(counted({35: 60, WITHOUT: 40})).one_sided == 0.6
+
+
+@pytest.mark.parametrize(("factor", "slope"), [(19, 19), (30, math.exp(3)), (300, math.exp(3))])
+def test_slopes_end_at_the_last_bin(factor, slope):
+    """A bin is 1 % wide, and the last is at e^3."""
+    policy = [[-0.5 - 0.03 * row] for row in range(8)] * 20
+    rollout = [[factor * one[0]] for one in policy]
+    batch = toy_batch([[0] * 8] * 20, lengths=1, policy=policy, rollout=rollout)
+    [finding] = report_on(batch, trainer=None, select=[CODE]).findings
+    assert values(finding)["slope"] == pytest.approx(slope, rel=0.006)
