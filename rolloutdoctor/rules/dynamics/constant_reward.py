@@ -69,9 +69,9 @@ class ConstantReward(NumbersRule):
     One value of the reward in ten or more logged steps is an error if the standard deviation of the rewards is logged
     as 0, or every group is zero-variance; else a warning: batches have equal means if a reward is standardized before
     it is logged. Confirmed if the deviation is logged. In fewer lines, down to one, a reward that is exactly 0 in all
-    of them is a warning if the mean advantage or return is 0 too, or the spread is 0; functions whose mean and
-    deviation are exactly 0 in all of them are information, and so are those with a mean of 0 and no deviation in two
-    lines or more.
+    of them is a warning if the mean advantage or return is 0 too, or the spread is 0, which in three lines or more is
+    an error; functions whose mean and deviation are exactly 0 in all of them are information, and so are those with a
+    mean of 0 and no deviation in two lines or more.
 
     For a single reward function, a value that holds from some step to the end of the log, for at least ten steps and
     half of the log, and not by chance, is a warning if it is 0 or less from the first step, or below what the function

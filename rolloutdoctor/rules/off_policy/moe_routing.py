@@ -32,12 +32,12 @@ class MoeRouting(SampledTokens):
 
     ## How it is measured
     Kernel noise moves a log-prob by its size times 1 - p, so delta / (1 - p) has about the same spread on all tokens:
-    normal noise has a 99th percentile of four medians. The rule gives a hint if this `tail_ratio` is 12 or more, at
-    least 0.5 % of the tokens are beyond six medians, 35 to 65 % of these are on either side, they follow each other at
-    least twice as often as by chance within their row (or a quarter more often, by 3.5 standard deviations of that
-    count: if a fifth of the tokens is far off they cannot follow each other twice as often), and tokens of one context
-    have slope 1. Placeholders, stale weights and truncated supports are one-sided, a temperature has no tail, and rows
-    of other weights differ as a whole.
+    normal noise has a 99th percentile of four medians. From 2,000 sampled tokens below probability 0.9 it gives a hint
+    if this `tail_ratio` is 12 or more, at least 0.5 % of the tokens are beyond six medians, 35 to 65 % of these are on
+    either side, they follow each other at least twice as often as by chance within their row (or a quarter more often,
+    by 3.5 standard deviations of that count: if a fifth of the tokens is far off they cannot follow each other twice as
+    often), and tokens of one context have slope 1. Placeholders, stale weights and truncated supports are one-sided, a
+    temperature has no tail, and rows of other weights differ as a whole.
 
     It is a hint and never confirmed: information, and a warning if the sampler was sure of at least three tokens of the
     tail that the trainer finds unlikely (`sampler-mismatch`). No column says which experts a token went through, the
