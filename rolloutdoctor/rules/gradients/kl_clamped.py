@@ -38,9 +38,9 @@ class KlClamped(RowCountingRule):
     values each explains and how far the gradients differ in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1 and their `cosine`, with g_made for the clamp that the log shows.
 
-    k3 reaches 10 if the policy's log-prob is 2.61 nats below the reference's or 11.0 above it. It is a warning if more
-    than 0.1 % of the trained tokens, at least three, are beyond that, information if fewer are: at a usual KL of some
-    hundredths of a nat no token is.
+    k3 reaches 10 if the policy's log-prob is 2.61 nats below the reference's or 11.0 above it. It is reported if more
+    than 0.1 % of the trained tokens are beyond that, a warning from three of them: at a usual KL of some hundredths of
+    a nat no token is.
 
     ## What to do
     Look at the tokens at the clamp: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed
