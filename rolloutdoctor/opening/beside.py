@@ -174,7 +174,12 @@ def _unwrapped(file: Path) -> dict[str, object]:
     """The options of ``{name: {value: ...}}``, as wandb writes them; without its own."""
     named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
     values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}
-    return {name: value for name, value in values.items() if not name.startswith("_wandb")}
+    # The Trainer of transformers adds the configuration of the model, with what models of before had for generation.
+    others = _OF_MODELS if "architectures" in values else frozenset()
+    return {name: value for name, value in values.items() if not name.startswith("_wandb") and name not in others}
+
+
+_OF_MODELS = frozenset({"max_length", "num_return_sequences", "repetition_penalty", "torch_dtype"})
 
 
 def _tracked(log: Source, likely: Sequence[str]) -> list[Stated]:

@@ -409,6 +409,12 @@ def test_the_configuration_of_a_wandb_run(tmp_path):
     for path in (tmp_path, tmp_path / "run-abc.wandb"):
         (found,) = stated_beside([str(path)], (), lambda sentence: None)
         assert (found.trainer, found.version, dict(found.values)) == ("trl", "1.14.0", values)
+    model = {"architectures": ["X"], "max_length": 20, "num_return_sequences": 1, "seed": 5, "lr": 1e-6, "top_k": 3}
+    (tmp_path / "files" / "config.yaml").write_text(
+        yaml.safe_dump({name: {"desc": None, "value": value} for name, value in model.items()})
+    )
+    (found,) = stated_beside([str(tmp_path)], (), lambda sentence: None)
+    assert (found.trainer, dict(found.values)) == (None, {"seed": 5, "lr": 1e-6, "top_k": 3})
     (tmp_path / "files" / "config.yaml").write_text("a: [")
     told = []
     assert not stated_beside([str(tmp_path)], (), told.append)

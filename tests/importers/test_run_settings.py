@@ -191,6 +191,51 @@ PRINTED = {
 }
 
 
+def test_lines_of_a_process_of_ray(tmp_path):
+    head = "(Runner pid=71, ip=10.0.0.1) init_kl_coef: 0.01\n(Runner pid=71, ip=10.0.0.1) seed: 5\n(A pid=1) lr: 1e-6\n"
+    (tmp_path / "log.txt").write_text(head + DICTS)
+    assert settings(tmp_path / "log.txt") == {"lr": 1e-6, "init_kl_coef": 0.01, "seed": 5}
+
+
+ROLL = """\
+seed: 42
+rollout_batch_size: 64
+num_return_sequences_in_group: 8
+actor_train:
+  training_args:
+    learning_rate: 1.0e-6
+    warmup_steps: 20
+critic:
+  training_args:
+    learning_rate: 1.0e-5
+pretrain: /models/a
+"""
+
+
+def test_nested_options_of_a_file_say_of_what_they_are(tmp_path):
+    (tmp_path / "train.log").write_text(DICTS)
+    (tmp_path / "rlvr.yaml").write_text(ROLL)
+    found = {one.title: (one.value, one.origin) for one in rd.info(tmp_path / "train.log").settings}
+    place = "rlvr.yaml beside the log"
+    assert found == {
+        "learning rate": (1e-6, place),
+        "learning rate of the critic": (1e-5, place),
+        "warmup steps": (20, place),
+        "group size": (8, place),
+        "rollout batch size": (64, place),
+        "seed": (42, place),
+    }
+
+
+def test_a_file_beside_the_log_of_preferences_needs_no_policy(tmp_path):
+    lines = "".join(
+        f"{{'loss': 0.5, 'rewards/chosen': 0.{n}, 'rewards/rejected': 0.1, 'epoch': 0.{n}}}\n" for n in range(1, 8)
+    )
+    (tmp_path / "train.log").write_text(lines)
+    (tmp_path / "dpo.yaml").write_text("stage: dpo\npref_beta: 0.1\nlearning_rate: 5.0e-6\nnum_train_epochs: 3.0\n")
+    assert settings(tmp_path / "train.log") == {"learning_rate": 5e-6, "pref_beta": 0.1, "num_train_epochs": 3.0}
+
+
 @pytest.mark.parametrize("name", PRINTED)
 def test_what_no_trainer_is_known_of(tmp_path, name):
     (tmp_path / "log.txt").write_text(PRINTED[name] + DICTS)

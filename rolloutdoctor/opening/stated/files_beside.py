@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rolloutdoctor.engine.configure import read_trainer_config
 from rolloutdoctor.io.locations.small_files import read_small
+from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, training_kind
 from rolloutdoctor.opening.stated.command_lines import read_commands
 from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of
 from rolloutdoctor.opening.stated.settings import title_of
@@ -88,7 +89,8 @@ def _fits(found: Stated, read: ReadLog) -> bool:
     """Tell whether a file can be of the training that a log is of."""
     if found.trainer is not None:
         return not read.likely or found.trainer in read.likely
-    return any(title_of(name) in _OF_POLICY for name in found.values)
+    is_policy = training_kind(read.names) not in NOT_CHECKED
+    return not is_policy or any(title_of(name) in _OF_POLICY for name in found.values)
 
 
 def _text(file: Path) -> str:

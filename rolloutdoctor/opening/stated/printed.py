@@ -35,8 +35,9 @@ _OF_A_DICT = re.compile(r"""\s*[{}\[\]()'"\d-].*[,{}\[\]():'"]\s*|\s*(?:True|Fal
 _TITLE = re.compile(r"(.{0,200}?)-{8,64} arguments -{8,64}\s*")
 _END = re.compile(r"-{8,64} end of arguments -{8,64}")
 _OPTION = re.compile(
+    r"(?:\([\w.:]{1,60} pid=[0-9]{1,9}[^()\n]{0,40}\) )?"
     r"(?:.{0,150}?\b(?:INFO|DEBUG)\b.{0,60}?[\]:|-] {1,8})?\s{0,20}(?:- |--|\| |\W{1,3} )?"
-    r"([\"']?)([A-Za-z_][\w.]{2,100})\1 {0,40}[:=|] {0,40}([^\s{}\[\],|]{1,200}),? {0,40}\|?\s*"
+    r"([\"']?)([A-Za-z_][\w.]{1,100})\1 {0,40}[:=|] {0,40}([^\s{}\[\],|]{1,200}),? {0,40}\|?\s*"
 )
 _BANNER = re.compile(
     r"(Gradient Accumulation steps|Num Epochs|Total (?:optimization )?steps|(?:Instantaneous )?batch size per device|"

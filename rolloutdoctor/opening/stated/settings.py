@@ -32,7 +32,8 @@ TITLES: Mapping[str, frozenset[str]] = {
         "num_completions rollout.n rollout_n num_generations_per_prompt num_return_sequences_in_group "
         "num_return_sequences n_samples n_resp_per_prompt responses_per_prompt rollouts_per_example "
         "num_samples_per_prompt_rollout generations_per_sample gconfig.n_samples",
-        "KL coefficient": "kl_coef kl_coeff kl_beta beta beta_kl kl_weight kl_penalty_coef kl_loss_coef init_kl_coef "
+        "KL coefficient": "kl_coef kl_coeff kl_beta beta beta_kl kl_weight kl_penalty_coef kl_loss_coef init_kl_coef  "
+        "pref_beta dpo_beta"
         "kl_penalty_coeff lambda_kl kl_ctl kl_ctrl.kl_coef reference_policy_kl_penalty initial_kl_coef ppo_kl_coef "
         "kl_lambda kl_ctl_value algo.kl.init_coef",
         "KL estimator": "kl_loss_type kl_estimator kl_penalty kl_penalty_type reference_policy_kl_type kl_type",
@@ -56,7 +57,8 @@ TITLES: Mapping[str, frozenset[str]] = {
         "advantage estimator": "adv_estimator advantage_estimator advantage_type adv_type estimator",
         "loss": "loss_type loss_agg_mode policy_loss_type loss_mode pg_variant loss_aggregation "
         "importance_sampling_level token_level_loss",
-        "scale of the rewards": "scale_rewards norm_adv_by_std_in_grpo normalize_rewards whiten_rewards reward_norm "
+        "scale of the rewards": "scale_rewards norm_adv_by_std_in_grpo normalize_rewards whiten_rewards reward_norm  "
+        "ppo_score_norm ppo_whiten_rewards"
         "reward_scaling use_score_norm use_score_scaling whiten_advantages normalize_advantages reward_scale "
         "norm_mean_type norm_std_type normalize_reward use_leave_one_out_baseline grpo_std_normalization "
         "std_normalization",
@@ -77,7 +79,8 @@ TITLES: Mapping[str, frozenset[str]] = {
         "passes over a batch": "ppo_epochs num_ppo_epochs n_updates_per_iteration num_iterations ppo_epoch "
         "mu_iterations ppo_buffer_size ppo_n_minibatches num_mini_batches",
         "mini-batch size": "mini_batch_size minibatch_size ppo_mini_batch_size",
-        "micro-batch size": "per_device_train_batch_size per_device_training_batch_size micro_batch_size "
+        "micro-batch size": "per_device_train_batch_size per_device_training_batch_size micro_batch_size  "
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu"
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu micro_train_batch_size train_micro_batch_size "
         "micro_batch_size_per_gpu micro_batch_size_per_device_for_update per_device_batch_size "
         "train_micro_batch_size_per_gpu",
@@ -99,22 +102,31 @@ TITLES: Mapping[str, frozenset[str]] = {
         "num_processes actor_num_gpus_per_node rollout_num_gpus num_devices ref_num_gpus_per_node "
         "critic_num_gpus_per_node vllm_num_engines data_parallel_size num_gpu",
         "nodes": "nnodes num_nodes n_nodes actor_num_nodes num_machines ref_num_nodes critic_num_nodes",
-        "model parallelism": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size "
+        "model parallelism": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size  "
+        "zero_stage actor.strategy"
         "pipeline_model_parallel_size ulysses_sequence_parallel_size context_parallel_size "
         "rollout_num_gpus_per_engine expert_model_parallel_size",
         "precision": "bf16 fp16 dtype torch_dtype precision model_dtype param_dtype tf32 load_in_4bit load_in_8bit "
         "compute_dtype mixed_precision reduce_dtype pure_bf16 bnb_4bit_compute_dtype",
         "LoRA": "lora_rank lora_alpha lora_r lora_dropout max_lora_rank lora_target use_lora",
         "memory of the sampler": "gpu_memory_utilization vllm_gpu_memory_utilization",
-        "sampler": "use_vllm vllm_mode vllm_importance_sampling_correction vllm_importance_sampling_cap",
+        "sampler": "use_vllm vllm_mode vllm_importance_sampling_correction vllm_importance_sampling_cap "
+        "rollout.name enforce_eager max_num_seqs max_num_batched_tokens enable_chunked_prefill free_cache_engine",
         "gradient checkpointing": "gradient_checkpointing enable_gradient_checkpointing use_gradient_checkpointing",
         "logging": "logging_steps log_interval log_freq logging_interval",
-        "evaluation": "eval_steps test_freq val_period eval_freq eval_interval val_freq evaluation_steps",
-        "saving": "save_steps save_freq save_interval save_period checkpoint_interval",
-        "truncated responses": "mask_truncated_completions overlong_filter filter_overlong_prompts overlong_filtering "
+        "evaluation": "eval_steps test_freq val_period eval_freq eval_interval val_freq evaluation_steps "
+        "val_before_train do_eval",
+        "saving": "save_steps save_freq save_interval save_period checkpoint_interval save_total_limit",
+        "truncated responses": "mask_truncated_completions overlong_filter filter_overlong_prompts overlong_filtering  "
+        "overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor overlong_buffer_len"
         "max_length_mask",
         "reference model": "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha disable_dropout",
         "reward weights": "reward_weights",
+        "dynamic sampling": "use_dynamic_sampling dynamic_filtering filter_groups.enable filter_groups.metric "
+        "filter_groups.max_num_gen_batches dynamic_filtering_reward_range dynamic_sampling",
+        "warmup of the critic": "critic_warmup freezing_actor_steps",
+        "offloading": "param_offload optimizer_offload grad_offload adam_offload offload_optimizer colocate_all_models",
+        "padding": "use_remove_padding packing_samples sequence_packing",
     }.items()
 }
 """What a setting is to the names that trainers and loops give it, in lower case; with a dot, the ends of names."""
