@@ -172,6 +172,14 @@ def can_be_configured(metadata: RunMetadata) -> bool:
     return True
 
 
+def is_configured(metadata: RunMetadata) -> bool:
+    """Tell whether an objective is made of what a run states of itself."""
+    try:
+        return configure(metadata, None, (), lenient=True) is not None
+    except UsageError:
+        return False
+
+
 def read_settings(texts: Sequence[str], origin: str) -> Layer:
     """Read ``KEY=VALUE`` texts.
 

@@ -175,6 +175,8 @@ def whole_context(
         environment=metrics.environment,
         part=metrics.part,
         total_steps=metadata.total_steps,
-        settings=metadata.settings,
+        settings=tuple(
+            one for one in metadata.settings if configured is None or one.name not in configured.config.settings
+        ),
         missing_ranks=metadata.missing_ranks,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rolloutdoctor.engine.configure import can_be_configured, configure, read_trainer_config
+from rolloutdoctor.engine.configure import can_be_configured, configure, is_configured, read_trainer_config
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.table import kind_of, located
 from rolloutdoctor.importers.logs.tensorboard import tensorboard_config
@@ -225,7 +225,8 @@ def completed(
             known = TRAINERS[one.trainer]
     found = _with_options(metadata, ours, tell) if ours else metadata
     names = {option.name for one in ours[:1] for option in TRAINERS[str(one.trainer)].options}
-    more = settings_of([*ours, *settings], found.config, names, tell)
+    # Where an option is too much to assume, no objective is made with the others.
+    more = settings_of([*ours, *settings], found.config if is_configured(found) else (), names, tell)
     if more and found.trainer is None:
         tell(f"settings of the run from {', '.join(dict.fromkeys(one.origin for one in more))}")
     return replace(found, settings=(*metadata.settings, *more))

@@ -108,6 +108,17 @@ def test_what_changes_nothing_in_the_objective_is_a_setting(tmp_path):
     }
 
 
+def test_options_without_one_that_is_too_much_to_assume_are_settings(tmp_path):
+    steps = "".join(f"step:{n} - actor/pg_loss:0.{n} - actor/grad_norm:1.{n} - critic/score/mean:0.{n}\n" for n in "12")
+    actor = "actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.clip_ratio=0.3"
+    command = f"python -m verl.trainer.main_ppo {actor} data.seed=3"
+    (tmp_path / "log.txt").write_text(f"{command}\n{steps}")
+    expected = {"actor_rollout_ref.rollout.n": 8, "data.seed": 3, "actor_rollout_ref.actor.clip_ratio": 0.3}
+    assert settings(tmp_path / "log.txt") == expected
+    with_it = rd.info(tmp_path / "log.txt", trainer="verl", options={"algorithm.adv_estimator": "grpo"})
+    assert {one.name for one in with_it.settings} == {"data.seed"}
+
+
 TABLE = "Step\tTraining Loss\n" + "".join(f"{n}\t0.{n}\n" for n in range(10, 90, 10))
 SFT = "SFTConfig(learning_rate=2e-4, num_train_epochs=3, per_device_train_batch_size=8)"
 OLD_PPO = "PPOConfig(learning_rate=1.41e-5, init_kl_coef=0.2, target=6, cliprange=0.2, vf_coef=0.1, ppo_epochs=4)"

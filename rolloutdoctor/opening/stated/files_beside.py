@@ -14,8 +14,10 @@ from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of
 from rolloutdoctor.opening.stated.settings import title_of
 from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
 
-_MOST_FILES = 100
-"""Entries of a folder that are looked at."""
+_MOST_FILES, _LARGEST = 40, 2**16
+"""Files of a folder that are read, and the bytes of one."""
+
+_SUFFIXES = frozenset({".sh", ".yaml", ".yml", ".json"})
 
 _HEAD = 2_000
 """Lines of a log in which the name of a file may stand."""
@@ -49,8 +51,9 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
     head = _head(log)
     certain: list[Stated] = []
     others: list[Stated] = []
-    for file in sorted(islice(folder.iterdir(), _MOST_FILES)):
-        found = _of_file(file, read.likely) if file.is_file() and file != log else None
+    files = (file for file in folder.iterdir() if file.suffix in _SUFFIXES and file != log and file.is_file())
+    for file in sorted(islice(files, _MOST_FILES)):
+        found = _of_file(file, read.likely)
         if found is None or not _fits(found, read):
             continue
         is_certain = file.name in head or (
@@ -68,21 +71,18 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
 
 def _of_file(file: Path, likely: Sequence[str]) -> Stated | None:
     """Return what a file states; None for one of another kind, and for one with several commands that differ."""
-    if _NOT.fullmatch(file.name.lower()) is not None:
+    if _NOT.fullmatch(file.name.lower()) is not None or file.stat().st_size > _LARGEST:
         return None
     try:
         if file.suffix == ".sh":
             commands = read_commands(_text(file).split("\n"), file.name, likely)
             return commands[0] if len(commands) == 1 else None
-        if file.suffix in (".yaml", ".yml", ".json"):
-            values = read_trainer_config(str(file)).values
-            if any(name in values for name in _OF_A_MODEL):
-                return None
-            known = {name: value for name, value in values.items() if "${" not in str(value)}
-            return stated_of(file.name, known, likely)
+        values = read_trainer_config(str(file)).values
     except (RolloutDoctorError, OSError):
         return None
-    return None
+    if any(name in values for name in _OF_A_MODEL):
+        return None
+    return stated_of(file.name, {name: value for name, value in values.items() if "${" not in str(value)}, likely)
 
 
 def _fits(found: Stated, read: ReadLog) -> bool:

@@ -56,7 +56,7 @@ TITLES: Mapping[str, frozenset[str]] = {
         "GAE lambda": "lam gae_lambda lambd lambda",
         "advantage estimator": "adv_estimator advantage_estimator advantage_type adv_type estimator",
         "loss": "loss_type loss_agg_mode policy_loss_type loss_mode pg_variant loss_aggregation "
-        "importance_sampling_level token_level_loss",
+        "importance_sampling_level importance_sampling token_level_loss",
         "scale of the rewards": "scale_rewards norm_adv_by_std_in_grpo normalize_rewards whiten_rewards reward_norm  "
         "ppo_score_norm ppo_whiten_rewards"
         "reward_scaling use_score_norm use_score_scaling whiten_advantages normalize_advantages reward_scale "
@@ -103,7 +103,7 @@ TITLES: Mapping[str, frozenset[str]] = {
         "critic_num_gpus_per_node vllm_num_engines data_parallel_size num_gpu",
         "nodes": "nnodes num_nodes n_nodes actor_num_nodes num_machines ref_num_nodes critic_num_nodes",
         "model parallelism": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size  "
-        "zero_stage actor.strategy"
+        "zero_stage actor.strategy strategy_name"
         "pipeline_model_parallel_size ulysses_sequence_parallel_size context_parallel_size "
         "rollout_num_gpus_per_engine expert_model_parallel_size",
         "precision": "bf16 fp16 dtype torch_dtype precision model_dtype param_dtype tf32 load_in_4bit load_in_8bit "
