@@ -269,6 +269,33 @@ def test_the_mean_reward_of_eight_responses_does_not_collapse_by_chance(seed):
     assert diagnose_log("RDT005", reward=list(np.random.default_rng(seed).binomial(8, 0.4, 200) / 8)) == "RDT005 clean"
 
 
+def steps_of_one(*places, of):
+    """Rewards of 1 in a few steps, and 0 in the others."""
+    return [float(step in places) for step in range(of)]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        # By medians and their errors alone, these two collapse.
+        (steps_of_one(21, 22, of=30), "clean"),
+        (steps_of_one(0, 1, 2, 12, 22, 39, 48, 55, of=60), "clean"),
+        # More steps end with nothing than did before.
+        ([1.0, 0.0, 1.0] * 8 + [0.0] * 40, "error"),
+        # A rise that stays for a while is none of chance.
+        ([0.0] * 12 + [1.0] * 8 + [0.0] * 20, "error"),
+    ],
+)
+def test_a_reward_that_is_0_but_in_a_few_steps_does_not_collapse(rewards, expected):
+    assert diagnose_log("RDT005", reward=rewards, reward_min=[0.0] * len(rewards)).split()[1] == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sparse_rewards_that_are_drawn_alike_do_not_collapse(seed):
+    drawn = np.random.default_rng(seed).random(40) < 0.1
+    assert diagnose_log("RDT005", reward=list(map(float, drawn)), reward_min=[0.0] * 40) == "RDT005 clean"
+
+
 @pytest.mark.parametrize("code", ["RDT001", "RDT002", "RDT003", "RDT004", "RDT005", "RDT006", "RDT007", "RDT009"])
 def test_a_few_steps_say_nothing(code):
     from rolloutdoctor.rules.table import find

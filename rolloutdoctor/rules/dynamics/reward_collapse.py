@@ -9,6 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.chance_cluster import is_chance_cluster
 from rolloutdoctor.rules.logged_quantities import by_step, not_logged
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, shown, step_at, where_logged
 from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, falls_from_best_fifth, shift, smoothed
@@ -24,8 +25,8 @@ class RewardCollapse(NumbersRule):
 
     ## Why it matters
     The trainer optimises the reward, less a KL penalty that is in it, so a fall has an earlier cause: entropy or KL
-    changed first, the penalty outweighs the reward, the sampler serves another policy, the verifier died, the data
-    changed. Where a held-out accuracy falls and the reward does not, the reward measures something else.
+    changed first, the penalty outweighs the reward (`RDT022`), the sampler serves another policy, the verifier died,
+    the data changed. Where a held-out accuracy falls and the reward does not, the reward measures something else.
 
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, 20 or more, before the last tenth;
@@ -33,9 +34,11 @@ class RewardCollapse(NumbersRule):
     more than six standard errors, as is 1.25 times that of the means of the same steps: medians of few responses jump.
     The noise is that of differences of neighbouring steps and of every other step: it may be correlated. Four standard
     errors are enough if three quarters of the way from the best level to the smallest reward of any response are lost,
-    and five between the means of the best and the last fifth of 100 steps or more if half of their range is. `onset` is
-    the first step after the best from which the running median stays below the middle of both; of a steady fall the
-    first that left the best. It is an error if the reward ends at or below the level of its start. Confirmed.
+    and five between the means of the best and the last fifth of 100 steps or more if half of their range is. Where most
+    neighbouring steps have one reward, as of one that is 0 but in a few, chance may put so many of the others together,
+    and so few at the end, in one run in 1,000 at most. `onset` is the first step after the best from which the running
+    median stays below the middle of both; of a steady fall the first that left the best. It is an error if the reward
+    ends at or below the level of its start. Confirmed.
 
     Six values of an accuracy are enough if it loses half of its best level by six standard errors or three quarters by
     four, or if the last value alone loses three quarters by six. An accuracy is a share of right answers, with at least
@@ -107,15 +110,13 @@ class RewardCollapse(NumbersRule):
         return self._fall(run, "reward")
 
     def _fall(self, run: Measured, name: str) -> Judgement | None:
-        import numpy as np
-
         values = series(run, name)
         level = ends(values)
         medians = smoothed(values, 2 * (level.count // 2) + 1)
-        top = int(np.argmax(medians))
+        top = int(medians.argmax())
         best, lowest = float(medians[top]), float(medians.min())
         at_best = values[max(0, top - level.count // 2) : top + level.count // 2 + 1]
-        fall = best - level.last
+        fall, middle = best - level.last, (best + level.last) / 2
         sure = min(fall, OF_A_MEDIAN * float(at_best.mean() - values[-level.count :].mean()))
         error, least = level.error_with_memory, self.fraction * (best - lowest)
         lost_most = self._lost_most(run, best, level.last)
@@ -126,10 +127,10 @@ class RewardCollapse(NumbersRule):
         is_sure = sure > needed * error and fall > least
         is_slow = not is_sure and name == "reward" and len(values) >= self.long
         is_slow = is_slow and falls_from_best_fifth(values, self.errors_of_fifths, self.fraction)
-        if not (is_sure or is_slow) or top > len(values) - level.count:
+        if not (is_sure or is_slow) or top > len(values) - level.count or is_chance_cluster(values, medians, middle):
             return None
         # A slow fall of noisy values is seen in their medians alone.
-        drop = shift((medians if is_slow else values)[top:], best, level.last, (best + level.last) / 2, level.noise)
+        drop = shift((medians if is_slow else values)[top:], best, level.last, middle, level.noise)
         onset = step_at(run, top + drop.at)
         what = drop.words("collapsed", "fell", onset)
         return Judgement(
@@ -173,8 +174,5 @@ class RewardCollapse(NumbersRule):
 
     def _lost_most(self, run: Measured, best: float, last: float) -> bool:
         """Tell whether most of what was to lose is lost: of the best level above the least reward that was logged."""
-        import numpy as np
-
-        floors = series(run, "reward_min")
-        floors = floors[np.isfinite(floors)]
+        floors = series(where_logged(run, "reward_min"), "reward_min")
         return len(floors) > 0 and best - last > self.most * (best - float(floors.min())) > 0

@@ -1,0 +1,28 @@
+"""Whether a few high values of a series that is low in most places lie together by chance."""
+
+from math import comb
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.rules.series import FALSE_ALARM, ending
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.series import Values
+
+
+def is_chance_cluster(values: "Values", medians: "Values", level: float) -> bool:
+    """Tell whether chance puts so many values above a level around the largest running median of a sparse series.
+
+    Where most neighbours are equal, as of rewards that are 0 but in a few steps, medians and their errors jump. The
+    values of the stretch whose medians are above the level are compared with a binomial of the share of all values that
+    are, at each place of the series. It is no chance if all values at the end are low, and too many for their share.
+    """
+    import numpy as np
+
+    if np.median(np.abs(np.diff(values))) > 0 or ending(values <= level, 1, FALSE_ALARM) is not None:
+        return False
+    top, is_above = int(np.argmax(medians)), medians > level
+    low, high = np.flatnonzero(~is_above[:top]), np.flatnonzero(~is_above[top:])
+    start, end = (int(low[-1]) + 1 if len(low) else 0), (top + int(high[0]) if len(high) else len(values))
+    count, hits, share = end - start, int((values[start:end] > level).sum()), float((values > level).mean())
+    tail = sum(comb(count, one) * share**one * (1 - share) ** (count - one) for one in range(hits, count + 1))
+    return len(values) * tail > FALSE_ALARM
