@@ -7,7 +7,7 @@ from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_name
 from rolloutdoctor.rules.logged_quantities import not_logged
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
-from rolloutdoctor.rules.series import Ends, crossing, ends
+from rolloutdoctor.rules.series import Ends, ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -27,9 +27,10 @@ class LevelChange(NumbersRule):
     Medians over the first and the last tenth of the logged steps, at least three, of 20 or more, must differ by more
     than six standard errors of their noise; the length ends below a third of its start, the gradient norm above ten
     times. It is a warning; information if the reward rose meanwhile by six standard errors, too: the change paid off.
-    `onset` is the first step from which values stay beyond the geometric mean of both. `truncated_last` is the share of
-    responses that end truncated, if it is logged: short responses that are cut off have another limit. Confirmed: the
-    log shows that it happened, not why.
+    `onset` is the first step from which the running median over a tenth of the steps stays beyond the geometric mean of
+    both; of a steady change, that took more than a quarter of the steps, the first that left the old level.
+    `truncated_last` is the share of responses that end truncated, if it is logged: short responses that are cut off
+    have another limit. Confirmed: the log shows that it happened, not why.
 
     ## What to do
     Read responses of both sides of the onset. For a length: does the reward pay for an early end? For a gradient norm:
@@ -75,12 +76,16 @@ class LevelChange(NumbersRule):
             if not self._changed(level, below=below):
                 continue
             known = np.flatnonzero(np.isfinite(series(run, name)))
-            at = crossing(values, (max(level.first, 1e-9) * max(level.last, 1e-9)) ** 0.5, below=below, width=1)
-            onset = step_at(run, int(known[len(known) - 1 if at is None else at]))
+            # A line far from the others late in the run is none of the change.
+            medians, middle = smoothed(values, level.count), (max(level.first, 1e-9) * max(level.last, 1e-9)) ** 0.5
+            change = shift(medians, level.first, level.last, middle, level.noise)
+            onset = step_at(run, int(known[change.at]))
+            way = "fell" if below else "rose"
+            what = change.words(f"{way} for good", way, onset)
             reward = levels(run, "reward")
             rose = reward is not None and reward.change > 0 and reward.errors > self.errors
             cut = levels(run, "truncated_share") if below else None
-            return self._judgement(name, level, onset, rose=rose, cut=cut, context=context, count=len(values))
+            return self._judgement(name, what, level, onset, rose=rose, cut=cut, context=context, count=len(values))
         return None
 
     def _changed(self, level: Ends, *, below: bool) -> bool:
@@ -89,17 +94,25 @@ class LevelChange(NumbersRule):
         return low >= 0 < high and high > (self.shrinks if below else self.grows) * low and level.errors > self.errors
 
     def _judgement(
-        self, name: str, level: Ends, onset: int, *, rose: bool, cut: Ends | None, context: Context, count: int
+        self,
+        name: str,
+        what: str,
+        level: Ends,
+        onset: int,
+        *,
+        rose: bool,
+        cut: Ends | None,
+        context: Context,
+        count: int,
     ) -> Judgement:
         title = BY_NAME[name].title
-        way = "fell" if name == "response_length" else "rose"
         advice = {
             "response_length": f"read responses before and after step {onset}, and check whether an early end pays",
             "grad_norm": f"compare the scale of loss and rewards before and after step {onset}, and lower "
             f"{own_name(context, 'the learning rate')}",
         }
         unit = " tokens" if name == "response_length" else ""
-        words = f"the {title} {way} for good at step {onset}: {from_to(level.first, level.last)}{unit}"
+        words = f"the {title} {what}: {from_to(level.first, level.last)}{unit}"
         return Judgement(
             severity=Severity.INFO if rose else Severity.WARNING,
             confirmed=True,

@@ -1,0 +1,31 @@
+"""RDT013: when a length fell, or a gradient norm rose."""
+
+import pytest
+
+from rolloutdoctor.testing import check_log
+
+WOBBLE = [1.0, 1.03, 0.98, 1.01, 0.99]
+
+
+def says(name, levels, **changed):
+    values = [level * WOBBLE[step % 5] for step, level in enumerate(levels, start=1)]
+    for step, value in changed.items():
+        values[int(step.removeprefix("at_")) - 1] = value
+    (found,) = check_log("RDT013", **{name: values}).findings
+    return found.headline.partition(":")[0]
+
+
+@pytest.mark.parametrize("changed", [{}, {"at_55": 800.0}, {"at_12": 90.0}])
+def test_a_length_fell_when_it_fell_and_not_at_a_line_apart(changed):
+    assert says("response_length", [900.0] * 30 + [100.0] * 30, **changed) == (
+        "the response length fell for good at step 31"
+    )
+
+
+def test_a_length_that_falls_evenly_has_no_step_at_which_it_fell():
+    levels = [900.0 - 14.0 * step for step in range(60)]
+    assert says("response_length", levels).startswith("the response length fell steadily from step ")
+
+
+def test_a_gradient_norm_rose_when_it_rose():
+    assert says("grad_norm", [0.5] * 25 + [20.0] * 35, at_50=0.4) == "the gradient norm rose for good at step 26"
