@@ -36,7 +36,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "policy_gradient_loss",
     ),
     "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss"),
-    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "gnorm"),
+    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "gnorm", "grad"),
     "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
     "response_length": (
         *("response_length", "response_len", "resp_len", "completion_length", "completion_len"),

@@ -68,12 +68,12 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
     total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
     tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in tables]
     check_one_log(tables)
-    known = [(name, writer) for name, table in tables if (writer := _writer_of(table)) is not None]
-    for second, writer in known[1:]:
-        if writer != known[0][1]:
+    known = [(name, writers) for name, table in tables if (writers := _writers_of(table))]
+    for second, writers in known[1:]:
+        if {*writers}.isdisjoint(known[0][1]):
             raise SeveralRunsError(
-                f"{known[0][0]} and {second} are not of one run: their metrics are those of {known[0][1]} and {writer};"
-                " give one of them, or check them with --each"
+                f"{known[0][0]} and {second} are not of one run: their metrics are those of {known[0][1][0]} and "
+                f"{writers[0]}; give one of them, or check them with --each"
             )
     found = joined(without_excerpts([table for _, table in tables]))
     for name, table in reversed(tables[:-1]):
@@ -101,17 +101,16 @@ def at_steps_of(
     return table
 
 
-def _writer_of(table: LoggedMetrics) -> str | None:
-    """Return the trainer that logged a table, or that would name its metrics so: other names are of another run."""
+def _writers_of(table: LoggedMetrics) -> tuple[str, ...]:
+    """Return the trainer that logged a table, or those that would name its metrics so."""
     found = trainer_from_metric_names(table.names())
-    alike = namesakes(table.names()) if found is None else (found.name,)
-    return alike[0] if len(alike) == 1 else None
+    return namesakes(table.names()) if found is None else (found.name,)
 
 
 def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
     """Tell whether two logs are of two runs: of two trainers, or with two values of one metric at a step."""
-    writers = [_writer_of(table) for table in (one, other)]
-    if writers[0] != writers[1] and None not in writers:
+    writers = [{*_writers_of(table)} for table in (one, other)]
+    if all(writers) and writers[0].isdisjoint(writers[1]):
         return True
     is_same = any(steps_of_lines(*pair) is not None for pair in ((one, other), (other, one)))
     return not is_same and contradiction(one, other) is not None

@@ -559,3 +559,24 @@ def test_rewards_below_their_step(tmp_path):
     for text in (below, f"Average Reward: 0.5\n{below}", below.rpartition("Average")[0]):
         values, _, _ = read(tmp_path / "out.txt", text)
         assert [values[n]["average_reward"] for n in range(1, 5)] == [1.5, 2.5, 3.5, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("[Epoch 0.{n:02d}]  loss=0.5  grad=1.5  lr=1.0e-06  reward={n}.25±0.125", {"reward": 0.25, "grad": 1.5}),
+        (
+            "Iteration: \t {n}\nLoss:  \t 0.5\nMeanRew: \t {n}.25 +- 0.5\nMeanLen: \t 150.0",
+            {"mean_rew": 0.25, "mean_len": 150},
+        ),
+        ("Step {n}\n  reward/mean ...... {n}.25\n  kl ....... 0.5", {"reward/mean": 0.25, "kl": 0.5}),
+        ("Step {n} is done. Average reward: {n}.25; policy loss: 0.5", {"average_reward": 0.25, "policy_loss": 0.5}),
+        ("step: {n}, loss: 0.5, rewards: tensor([{n}.0, {n}.5])", {"rewards": 0.25, "loss": 0.5}),
+    ],
+    ids=["a deviation and a share of an epoch", "tabs and humps", "dots", "a sentence before", "a tensor"],
+)
+def test_how_loops_print(tmp_path, line, names):
+    values, _, _ = read(tmp_path / "out.txt", "".join(f"{line.format(n=n)}\n" for n in range(1, 25)))
+    of_reward = next(iter(names))
+    for n in range(1, 25):
+        assert values[n].items() >= {**names, of_reward: n + names[of_reward]}.items()

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rolloutdoctor.importers.logs.counted_lines import COUNTERS
 from rolloutdoctor.importers.logs.printed import (
-    COUNTERS,
     FEWEST_NUMBERS,
     LONGEST_LINE,
     Printed,

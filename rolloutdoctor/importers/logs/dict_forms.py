@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.importers.logs.counted_lines import COUNTERS, counted
 from rolloutdoctor.importers.logs.printed import (
-    COUNTERS,
     FEWEST_NUMBERS,
     LONGEST_LINE,
     Printed,
-    counted,
     dict_in,
     is_log_line,
     nulls_of,

@@ -7,17 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rolloutdoctor.importers.logs.bar_form import BAR
+from rolloutdoctor.importers.logs.counted_lines import COUNTERS, counted
 from rolloutdoctor.importers.logs.counters import of_one_counter, through_epochs
-from rolloutdoctor.importers.logs.printed import (
-    COUNTERS,
-    FEWEST_NUMBERS,
-    Printed,
-    counted,
-    is_log_line,
-    name_of,
-    number,
-    pairs,
-)
+from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Printed, is_log_line, name_of, number, pairs
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -65,15 +57,30 @@ class Pairs:
             }
             metrics = {name: value for name, value in values.items() if name != "epoch"}
             is_log, is_whole = is_log_line(metrics), len(values) >= FEWEST_NUMBERS - 1 and is_log_line(metrics)
-            if step is not None and (is_whole or len(rows) <= 1 or len(values) <= 1):
+            # A share of an epoch is no step, and with it the line is of one all the same.
+            is_of_epoch = (
+                step is None and is_whole and any(name_of(label) == "epoch" for label, text in rows if "." in text)
+            )
+            if is_of_epoch:
+                yield current
+                current = _Step(Printed(values, counter="epoch"))
+            elif step is not None and (is_whole or len(rows) <= 1 or len(values) <= 1):
                 yield current
                 ends_in_bar = line.rstrip().endswith("|")
                 # A step alone, or with one metric, is the head of a block; of a step alone responses speak, too.
                 counter = step[2] if is_log else f"{step[2]} alone"
                 current = _Step(Printed(values if is_log else {}, step[0], counter=counter, total_steps=step[1]))
-            elif step is None and is_log and current.takes(metrics, len(rows)):
+            elif step is None and (is_log or _says(metrics)) and current.takes(metrics, len(rows)):
                 current.add(metrics)
         yield current
+
+
+def _says(metrics: Mapping[str, float | None]) -> bool:
+    """Tell numbers of an update by names that clocks and options do not have either: ``lr: 1e-6``, ``MeanLen: 150``."""
+    return len(metrics) == 1 and bool(_OF_UPDATES & {*metric_quantities(metrics).values()})
+
+
+_OF_UPDATES = {"response_length", "grad_norm", "learning_rate", "clip_fraction"}
 
 
 @dataclass

@@ -31,29 +31,14 @@ _TOKENS = re.compile(
 PAIR = re.compile(
     r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
     # Megatron counts "number of nan iterations".
-    rf"(?: {{0,40}}(?:[:=]|->|=>|→)[ \t]{{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
-    rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
+    rf"(?: {{0,40}}(?:[:=]|->|=>|→|\.{{3,60}}(?= ))[ \t]{{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
+    rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}±]|[a-z]{{1,2}}\b| -|\+/?-)"
 )
-_REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif'\"]{1,4000})\]")
+_REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?(?:tensor\()?\[([-+0-9., eEnaif'\"]{1,4000})\]")
 """The rewards of the responses of a step, as a list."""
 
 _DICT_BEHIND = re.compile(r"[0-9}][,;|]?\s{1,4}(?:[|,-]\s{0,4})?[A-Za-z_][\w/ .-]{0,60}[:=]\s?\{(?=['\"])")
 """A dict in a line of names and numbers: ``loss: 0.5, rewards: {'total': 3}``."""
-
-_COUNTER = re.compile(
-    r"(?i)(?<![\w/.])((?:global|training|train)[_ ]step|steps?|iteration|iter|it|update|batch|episode|ep|epoch)\b"
-    r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
-    r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
-)
-_BRACKETED = re.compile(r"\s{0,8}\[ ?([0-9]{1,15}) ?/ ?([0-9]{1,15}) ?\]")
-_BEHIND_A_NAME = re.compile(r"\s{0,8}\[[\w./-]{1,100}\] {1,12}([0-9]{1,15}) ?/ ?([0-9]{1,15}) {0,8}\|")
-"""A step without a word, behind the name of the run: ``[run-a]  3/100 | loss=0.5``."""
-_RANK = (
-    *("global_step", "training_step", "train_step", "step", "steps", "iteration", "iter"),
-    *("it", "update", "batch", "episode", "ep"),
-)
-COUNTERS = frozenset({*_RANK, "epoch", "current_steps"})
-"""Names of what counts, in lower case; in a line that has several the first of `_RANK` counts."""
 
 
 @dataclass(frozen=True)
@@ -113,38 +98,17 @@ def nulls_of(row: dict[str, str]) -> dict[str, float | None]:
     return {name: None for name, text in row.items() if text in _NULL.split("|")}
 
 
-def counted(line: str) -> tuple[int, int | None, str] | None:
-    """Return the step that a line of names and numbers is of, of how many where it says so, and what counts it.
+@lru_cache(maxsize=64)
+def pairs(line: str) -> tuple[tuple[str, str], ...]:
+    """Return the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``, and of a dict behind them.
 
-    >>> counted("Step 3/30 | loss=0.5"), counted("Epoch:[2/3](5/100), Reward: 1.0"), counted("a step 3.5")
-    ((3, 30, 'step'), (105, 300, 'epoch'), None)
-    >>> counted("[run-a]  3/100 | loss=0.5"), counted("[run-a] 3/100 correct")
-    ((3, 100, ''), None)
+    >>> pairs("loss: 0.5, norm: 1.5, rewards: {'total': 3, 'format': 2}")
+    (('loss', '0.5'), ('norm', '1.5'), ('total', '3'), ('format', '2'))
     """
-    ranks = {name: place for place, name in enumerate(_RANK)}
-    best: tuple[int, int, int | None, str] | None = None
-    for name, done, total, inner, of_inner in _COUNTER.findall(line):
-        label = name.lower().replace(" ", "_")
-        rank, step = ranks.get(label, len(_RANK)), int(done)
-        whole = int(total) if total else None
-        if inner:
-            rank, step = -1, (max(step, 1) - 1) * int(of_inner) + int(inner)
-            whole = whole and whole * int(of_inner)
-        if best is None or rank < best[0]:
-            best = rank, step, whole, label
-    if best is None and (bracketed := _BRACKETED.match(line) or _BEHIND_A_NAME.match(line)) is not None:
-        return int(bracketed[1]), int(bracketed[2]), ""
-    return None if best is None else best[1:]
+    return tuple(_pairs(line)) if len(line) <= LONGEST_LINE else ()
 
 
-def pairs(line: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``, and of a dict behind them.
-
-    >>> [*pairs("loss: 0.5, norm: 1.5, rewards: {'total': 3, 'format': 2}")]
-    [('loss', '0.5'), ('norm', '1.5'), ('total', '3'), ('format', '2')]
-    """
-    if len(line) > LONGEST_LINE:
-        return
+def _pairs(line: str) -> Iterator[tuple[str, str]]:
     for label, value, _ in PAIR.findall(line):
         yield label.strip(), value
     for behind in _DICT_BEHIND.finditer(line) if "{" in line else ():
@@ -187,9 +151,15 @@ def name_of(label: str) -> str:
 
     >>> name_of("Grad Norm"), name_of("rewards/Format/mean"), name_of("INFO step"), name_of("and kl is")
     ('grad_norm', 'rewards/Format/mean', 'step', 'kl')
+    >>> name_of("MeanReward"), name_of("KL"), name_of("Step done. Average reward")
+    ('mean_reward', 'kl', 'average_reward')
     """
-    label = _IN_WORDS.sub("", _LEVEL.sub("", label))
-    return label if "/" in label else label.lower().replace(" ", "_").strip("_.-()")
+    label = _IN_WORDS.sub("", _LEVEL.sub("", label.rpartition(". ")[2]))
+    return label if "/" in label else _HUMP.sub("_", label).lower().replace(" ", "_").strip("_.-()")
+
+
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
+"""Where a word begins in a name without spaces."""
 
 
 def is_log_line(names: Collection[str]) -> bool:
