@@ -37,6 +37,12 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss"),
     "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "gnorm", "grad"),
+    "ratio": (
+        *("importance_ratio", "prefix_importance_ratio", "sequence_importance_ratio", "prob_ratio", "policy_ratio"),
+        *(f"{part}/importance_ratio" for part in ("optim", "loss", "policy", "actor", "actions")),
+    ),
+    "ratio_max": ("importance_ratio_max", "prefix_importance_ratio_max", "prob_ratio_max", "policy_ratio_max"),
+    "ratio_min": ("importance_ratio_min", "prob_ratio_min", "policy_ratio_min"),
     "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
     "response_length": (
         *("response_length", "response_len", "resp_len", "completion_length", "completion_len"),

@@ -14,11 +14,15 @@ _NOT_NEGATIVE = (
         "sampler_logp_gap_max",
         "sampler_ppl",
     ),
-    *("trainer_ppl", "is_weight", "step_time"),
+    *("trainer_ppl", "step_time"),
 )
+MEAN_RATIOS = ("ratio", "is_weight")
+"""Mean ratios of probabilities, of tokens that the one in the denominator sampled."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(_SHARES, (0.0, 1.0)),
     **dict.fromkeys(_NOT_NEGATIVE, (0.0, inf)),
+    # Of samples of p the mean of q/p is 1 at most: that of any number of them is above x in one of x logs at most.
+    **dict.fromkeys(MEAN_RATIOS, (0.0, 1e6)),
     "entropy": (0.0, inf),
     # Of samples of a policy p the mean of q/p is 1 at most: a sum of log(p/q) below -x has a probability of exp(-x).
     "response_kl": (-30.0, inf),

@@ -7,6 +7,7 @@ import polars as pl
 from rolloutdoctor.io.reader_notes import NULL
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import metric_quantities
+from rolloutdoctor.metric_names.value_bounds import MEAN_RATIOS
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, counted, number
 from rolloutdoctor.rules.table_rule import Measured
@@ -94,6 +95,15 @@ def impossible(run: Measured, context: Context) -> Oddity | None:
             advice="sample from the whole distribution (no top-k, top-p or least length, temperature 1), and score the "
             "same tokens with the same padding, and without dropout",
             why="Of its own samples the sum of a policy's log-ratio is below -x in one of exp(x) responses at most.",
+            onset=step,
+        )
+    if value > 1 and title in (BY_NAME[name].title for name in MEAN_RATIOS):
+        return Oddity(
+            severity=Severity.WARNING,
+            words=f"{metric} is {number(value)} in step {step}: the mean {title} of a policy's own samples is 1",
+            advice="score the sampled tokens with the policy that sampled them, at its temperature and shifted alike; "
+            "clip or normalise ratios of whole responses",
+            why="Of its own samples the mean ratio of a policy is above x in one of x logs at most.",
             onset=step,
         )
     is_other_sign = len(odd) == len(run.table) and title == "entropy"

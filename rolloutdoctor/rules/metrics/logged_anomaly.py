@@ -37,16 +37,16 @@ class LoggedAnomaly(TableRule):
     warning; information in the reward of a function, which may have scored no response, and in a metric of unknown
     name. A metric that is logged at first and not in the last steps (five, and three times its interval) is a warning
     if trainers log it in every step, else information. `impossible_steps` have a value outside the range of its
-    quantity: a warning, and information if all values of an entropy are negative, which is a convention of sign. A KL
-    summed over a response is below -30 nats in at most one of 10^13 responses, if the policy that scores them sampled
-    them, and the mean of an update below -x in one of exp(x): information where a log of so many lines has fewer than
-    0.01. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning if the
-    configuration says that the KL in the loss is k2 or k3. If nothing says so they are information, since k1 may be
-    negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all others; with more
-    than ten values, a `kl_peak` above 10 is a finding if the tail of the others does not explain it, or if it is above
-    100 nats: a warning from half a nat, or information if the peak is in one line, or in fewer than 2 %, and the KL
-    returns to its level. A gradient norm above 1e7 is a warning too: no loss that averages tokens of rewards near 1
-    gives one. All but a large value alone are confirmed: the log itself is the proof.
+    quantity: a warning, and information if all values of an entropy are negative, which is a convention of sign. If the
+    policy that scores tokens sampled them, their mean importance ratio is above 10^6 in one of 10^6 logs at most, a KL
+    summed over a response below -30 nats in one of 10^13, and the mean of an update below -x in one of exp(x):
+    information where a log of so many lines has fewer than 0.01. `negative_kl_steps` have a KL below -0.01, which
+    rounding in bfloat16 does not reach: a warning if the configuration says that the KL in the loss is k2 or k3. If
+    nothing says so they are information, since k1 may be negative, and so are two below -0.001. `*_peak` is the largest
+    value divided by the mean of all others; with more than ten values, a `kl_peak` above 10 is a finding if the tail of
+    the others does not explain it, or if it is above 100 nats: a warning from half a nat, or information if the peak is
+    in one line, or in fewer than 2 %, and the KL returns to its level. A gradient norm above 1e7 is a warning too: no
+    loss that averages tokens of rewards near 1 gives one. All but a large value alone are confirmed.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
