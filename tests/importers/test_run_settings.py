@@ -202,6 +202,30 @@ PRINTED = {
 }
 
 
+@pytest.mark.parametrize("title", ["Model config Qwen2Config {", "[INFO] Generate config GenerationConfig {"])
+def test_how_a_model_is_configured_is_no_option_of_the_run(tmp_path, title):
+    block = '  "temperature": 0.7,\n  "top_k": 20,\n  "top_p": 0.8,\n  "nested": {\n    "beta": 0.5\n  }\n}\n'
+    (tmp_path / "log.txt").write_text(f"seed: 1\n{title}\n{block}{BANNER}{DICTS}")
+    report = rd.check(tmp_path / "log.txt")
+    assert report.trainer is None
+    assert {one.name: one.value for one in report.settings} == {**OF_BANNER, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Initializing a V1 LLM engine (v0.8.5) with config: dtype=torch.bfloat16, max_seq_len=4096, seed=0, top_k=3,",
+        "INFO [api_server.py:1044] args: Namespace(port=8000, served_model_name=None, seed=0, max_model_len=9)",
+        "non-default args: {'seed': 0, 'max_model_len': 9, 'dtype': 'auto', 'engine': 1}",
+        "evaluated with temperature=0.0, top_p=1.0, max_new_tokens=5",
+    ],
+)
+def test_what_a_sampler_or_an_evaluation_prints_is_no_setting(tmp_path, line):
+    head = "{'lr': 1e-6, 'max_steps': 9, 'engine': 'vllm', 'eval_steps': 5, 'evaluation_strategy': 'steps'}"
+    (tmp_path / "log.txt").write_text(f"{head}\n{line}\n{DICTS}")
+    assert settings(tmp_path / "log.txt") == {"lr": 1e-6, "max_steps": 9, "eval_steps": 5}
+
+
 def test_lines_of_a_process_of_ray(tmp_path):
     head = "(Runner pid=71, ip=10.0.0.1) init_kl_coef: 0.01\n(Runner pid=71, ip=10.0.0.1) seed: 5\n(A pid=1) lr: 1e-6\n"
     (tmp_path / "log.txt").write_text(head + DICTS)

@@ -32,6 +32,8 @@ _ENDINGS = ("Config", "Arguments", "Args", "Namespace")
 _BEGINS = re.compile(rf"(?<![\w.'\"])((?:\w+\.)*\w*(?:{'|'.join(_ENDINGS)}))\((.*)$")
 _OF_NO_TRAINING = re.compile(r"(?i)generation|sampling|lora|peft|quant|bitsandbytes|bytesconfig|model|tokenizer|eval")
 """Of names of classes whose values are no settings of the training."""
+_OF_SERVER = "served_model_name"
+"""An option of vLLM's server, which prints all of its own."""
 _FIELD = re.compile(r"\s*(\w{1,100})=(.{0,2000}?),?\s*")
 _INSTALLED = re.compile(r"\btrl\s*==\s*v?([0-9][\w.]{0,30})")
 
@@ -137,7 +139,7 @@ def read_printed_call(lines: Iterable[str], origin: str, likely: Sequence[str] =
         trainer = trainer_of_class(begins[1]) or trainer_of(values, likely)
         if values and trainer is not None:
             return Stated(origin, trainer, values)
-        if settings is None and _OF_NO_TRAINING.search(begins[1]) is None:
+        if settings is None and _OF_NO_TRAINING.search(begins[1]) is None and _OF_SERVER not in values:
             settings = stated_of(origin, values, likely)
     return settings
 

@@ -57,6 +57,12 @@ _OF_BANNER = {
 }
 """Beginning of what they say, in lower case, to the name of the setting."""
 _LONGEST_OPTION = 400
+_OF_OTHERS = re.compile(
+    r"(?i)\bllm engine\b|\bapi_server\b|\bnon-default args\b|\bsamplingparams\b|"
+    r"\b(?:eval|evaluat(?:e|ed|ing|ion)|validat(?:e|ing|ion)|inference)\b"
+)
+"""Words of lines with options of a sampler, or of an evaluation."""
+_OF_A_MODEL = re.compile(r"\b[A-Z]\w{2,60}Config \{\s*$")
 _ASSIGNED = re.compile(r"(?<![\w.'\"/-])([a-z_]\w{1,60}) ?= ?([\w.+-]{1,40})(?=[,;|)\s]|$)")
 _FEWEST = 3
 """Options on one line, ``lr=3e-06, beta=0.04, temperature=1.0``."""
@@ -193,7 +199,7 @@ def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     """
     values: dict[str, object] = {}
     changed: set[str] = set(log.names)
-    for line in lines:
+    for line in _without_models(lines):
         found, banner = _on_one_line(line), _BANNER.findall(line)
         changed |= {name for name, value in found.items() if values.setdefault(name, value) != value}
         # Each run of several in one process has its own.
@@ -201,11 +207,25 @@ def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     return stated_of(origin, {name: value for name, value in values.items() if name not in changed}, log.likely)
 
 
+def _without_models(lines: Iterable[str]) -> Iterator[str]:
+    """The lines without the configurations of models, which say how others generated with them.
+
+    ``logger.info(f"Model config {config}")`` and ``f"Generate config {config}"`` (transformers).
+    """
+    rest = iter(lines)
+    for line in rest:
+        if _OF_A_MODEL.search(line) is None:
+            yield line
+            continue
+        for _ in takewhile(lambda more: not more.startswith("}"), islice(rest, _MOST_LINES)):
+            pass
+
+
 def _on_one_line(line: str) -> dict[str, object]:
     match = _OPTION.fullmatch(line) if len(line) < _LONGEST_OPTION else None
     if match is not None:
         return {match[2]: match[3].strip("\"'")}
-    if len(line) >= LONGEST:
+    if len(line) >= LONGEST or _OF_OTHERS.search(line) is not None:
         return {}
     if "{" in line and line.rstrip().endswith("}"):
         return _dict_of(line[line.index("{") :].strip())
