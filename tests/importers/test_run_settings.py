@@ -333,3 +333,21 @@ def test_files_beside_a_log(tmp_path, files, expected):
     assert ("beta" in stated) <= is_certain
     assert {**found, **stated}.items() >= expected.items()
     assert bool(found) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "is_certain"),
+    [
+        ("run.sh", "+ bash run.sh\n", True),
+        ("run.sh", "+ bash other_run.sh\n", False),
+        ("params.json", "loading params.json from cache\n", False),
+    ],
+)
+def test_a_file_that_the_log_names_is_of_the_run(tmp_path, name, head, is_certain):
+    (tmp_path / "train.log").write_text(head + DICTS.replace("'kl'", "'completions/mean_length': 5.0, 'kl'"))
+    values = {"beta": 0.04, "num_generations": 4, "scale_rewards": "none"}
+    options = " ".join(f"--{key} {value}" for key, value in values.items())
+    (tmp_path / name).write_text(json.dumps(values) if name.endswith("json") else f"python x.py {options}\n")
+    report = rd.check(tmp_path / "train.log")
+    assert ("beta" in report.config) == is_certain
+    assert ("beta" in {one.name for one in report.settings}) != is_certain

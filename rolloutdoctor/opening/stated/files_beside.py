@@ -56,9 +56,8 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
         found = _of_file(file, read.likely)
         if found is None or not _fits(found, read):
             continue
-        is_certain = file.name in head or (
-            file.suffix == ".sh" and re.search(rf"\b{re.escape(log.name)}\b", _text(file))
-        )
+        is_named = file.suffix != ".json" and _names(head, file)
+        is_certain = is_named or (file.suffix == ".sh" and _names(_text(file), log))
         (certain if is_certain else others).append(found)
     if certain or not others:
         return certain
@@ -67,6 +66,11 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
         remark = f"{names}: which of them is of the run is not known; their options are not used"
         return [Stated(others[0].origin, None, {}, remark=remark)]
     return [replace(others[0], trainer=None, origin=f"{others[0].origin} beside the log")]
+
+
+def _names(text: str, file: Path) -> bool:
+    """Tell a text that names a file; of JSON any library names its own ``config.json``."""
+    return re.search(rf"(?<![\w.-]){re.escape(file.name)}(?![\w.-])", text) is not None
 
 
 def _of_file(file: Path, likely: Sequence[str]) -> Stated | None:
