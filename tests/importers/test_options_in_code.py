@@ -168,6 +168,16 @@ def test_what_is_called_by_the_name_of_a_method_goes_first(tmp_path):
     assert found == {"learning_rate": 2e-5, "ppo_epochs": 4, "top_p": 0.9}
 
 
+def test_what_an_evaluation_generates_with_is_no_setting(tmp_path):
+    code = (
+        "lr = 2e-5\ngamma = 0.9\ndef evaluate_model(m):\n    m.generate(temperature=0.2, max_new_tokens=4096)\n"
+        "def rollout(m):\n    m.generate(top_p=0.8)\n"
+    )
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": code, "outputs": []}]}))
+    found = own_options(Source.of(str(tmp_path / "a.ipynb"))).values
+    assert found == {"lr": 2e-5, "gamma": 0.9, "top_p": 0.8}
+
+
 def test_what_these_count_differs_from_loop_to_loop(tmp_path):
     # mu may be the mean of a noise.
     cell = {"cell_type": "code", "source": "gamma = 0.99\nmu = 0.0\nnum_iterations = 3", "outputs": []}

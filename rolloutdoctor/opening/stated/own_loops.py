@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
@@ -43,7 +44,7 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
     path, _ = located(Path(log.path))
     notebook = read_notebook(path)
     if notebook is not None:
-        nodes = [node for cell in notebook.code for node in ast.walk(parsed(cell))]
+        nodes = [node for cell in notebook.code for node in _of_training(parsed(cell))]
         found, origin = _known(_of_calls(notebook), _given(nodes), _defaults(nodes)), f"code of {name}"
     elif Console().detect(path) is not None:
         before, first = read.begins or (0, _HEAD)
@@ -57,6 +58,20 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
     else:
         return None
     return Stated(origin, None, found) if len(found) >= _FEWEST else None
+
+
+def _of_training(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of code without those of functions that evaluate, or show what a model says."""
+    left = deque([tree])
+    while left:
+        node = left.popleft()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _OF_EVALUATION.search(node.name) is not None:
+            continue
+        yield node
+        left += ast.iter_child_nodes(node)
+
+
+_OF_EVALUATION = re.compile(r"(?i)(?:^|_)(?:eval|test|infer|chat|demo|valid)")
 
 
 def _known(*layers: Iterable[tuple[str, float]]) -> dict[str, object]:
