@@ -90,6 +90,18 @@ _OF_OPTIONS = {"coef", "coeff", "weight", "weights", "type", "target", "dict", "
 """Words in the names of options, which may have one of these beside: ``kl_coef``, ``return_dict``."""
 
 
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
+
+
+def snake(name: str) -> str:
+    """Return a name in lower case, with an underscore where a word begins within it.
+
+    >>> snake("avgReward"), snake("Grad Norm"), snake("KL")
+    ('avg_reward', 'grad norm', 'kl')
+    """
+    return _HUMP.sub("_", name).lower()
+
+
 @cache
 def _by_spelling() -> dict[tuple[str, ...], str]:
     return {_words(name): quantity for quantity, names in SPELLINGS.items() for name in names}
@@ -122,7 +134,7 @@ def generic(name: str) -> MetricName | None:
     >>> generic("eval/accuracy").quantity, generic("val-core/gsm8k/acc/mean@1").quantity, generic("eval/reward")
     ('accuracy', 'accuracy', None)
     """
-    lower = name.lower().replace("-", "_")
+    lower = snake(name).replace("-", "_")
     # Words in brackets say the name again, or add to it: ``Mean Return (Reward)``.
     bracketed = _BRACKETED.fullmatch(lower)
     parts = (lower, *(() if bracketed is None else bracketed.groups()))
@@ -147,5 +159,5 @@ def is_metric(name: str) -> bool:
     >>> is_metric("train/policy_gradient_loss"), is_metric("kl_coef"), is_metric("batch_size")
     (True, False, False)
     """
-    words = [*name.lower().replace("/", "_").replace("@", "_").replace(" ", "_").replace(".", "_").split("_")]
+    words = [*snake(name).replace("/", "_").replace("@", "_").replace(" ", "_").replace(".", "_").split("_")]
     return not _OF_ANY_LOG.isdisjoint(words) and not _OF_OPTIONS & {*words}

@@ -6,7 +6,10 @@ import pytest
 from log_files import history, log_of
 
 import rolloutdoctor as rd
-from rolloutdoctor.importers.logs.table import runs_of
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.table import read_log, runs_of
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.views.verdict import verdict
 
 ROWS = [{"step": step, "reward": 0.5 + step / 100, "kl": step / 1000, "loss": step / 500} for step in range(1, 13)]
@@ -318,3 +321,41 @@ def test_a_deviation_that_is_logged_is_not_read_from_a_list(tmp_path):
     rows = [{"step": step, "rewards": [1.0, 1.0], "reward_std": 0.5, "loss": 0.1, "kl": 0.01} for step in range(1, 13)]
     (tmp_path / "log.jsonl").write_text(lines(rows))
     assert "train nothing" not in verdict(rd.check(tmp_path / "log.jsonl"))
+
+
+def rows_with(path, body):
+    """The steps, splits and names that are read of a document, and what is said."""
+    path.write_text(body if isinstance(body, str) else json.dumps(body))
+    told = []
+    found = [(step, split, row) for step, split, row in read_log(Source.of(str(path)), LogNotes(told.append))]
+    return found, told
+
+
+EIGHT = [{"step": step, "reward": step / 8, "kl": 0.5} for step in range(8)]
+
+
+def test_tables_of_the_same_names_are_several_runs(tmp_path):
+    found, told = rows_with(tmp_path / "a.json", {"runs": {"a": EIGHT, "b": [*EIGHT, {**EIGHT[0], "step": 8}]}})
+    assert len(found) == 9
+    assert "2 runs, run=runs/a of 8 lines, run=runs/b of 9 lines: the 2nd is read" in told[0]
+    found, told = rows_with(tmp_path / "b.json", {"results": {"rows": EIGHT}, "config": {"lr": 0.1}})
+    assert (len(found), told) == (8, [])
+
+
+def test_other_shapes_of_documents(tmp_path):
+    cells = {"columns": ["step", "reward", "kl"], "data": [[*row.values()] for row in EIGHT]}
+    assert rows_with(tmp_path / "a.json", cells)[0] == rows_with(tmp_path / "b.json", EIGHT)[0]
+    epochs = {f"epoch_{n}": {"loss": 0.5, "meanReward": n / 8} for n in range(1, 6)}
+    found, _ = rows_with(tmp_path / "c.json", epochs)
+    assert [(step, row["meanReward"]) for step, _, row in found] == [(n, n / 8) for n in range(1, 6)]
+    assert metric_quantities(["meanReward", "policyLoss"]) == {"meanReward": "reward", "policyLoss": "policy_loss"}
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("split", "val"), ("phase", "Test"), ("type", "eval"), ("mode", "validation")]
+)
+def test_rows_that_say_that_they_are_of_an_evaluation(tmp_path, name, word):
+    said = [{**row, name: word if row["step"] % 4 == 3 else "train"} for row in EIGHT]
+    found, _ = rows_with(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in said))
+    assert [step for step, split, _ in found if split == "eval"] == [3, 7]
+    assert {key for _, _, row in found for key in row} == {"reward", "kl"}

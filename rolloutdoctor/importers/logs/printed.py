@@ -8,7 +8,7 @@ from functools import lru_cache
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
 from rolloutdoctor.importers.reading.cells import decimal
-from rolloutdoctor.metric_names.generic import is_metric
+from rolloutdoctor.metric_names.generic import is_metric, snake
 
 NUMBER = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]{1,20}|nan|inf|NaN|Infinity)"
 
@@ -155,11 +155,7 @@ def name_of(label: str) -> str:
     ('mean_reward', 'kl', 'average_reward')
     """
     label = _IN_WORDS.sub("", _LEVEL.sub("", label.rpartition(". ")[2]))
-    return label if "/" in label else _HUMP.sub("_", label).lower().replace(" ", "_").strip("_.-()")
-
-
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
-"""Where a word begins in a name without spaces."""
+    return label if "/" in label else snake(label).replace(" ", "_").strip("_.-()")
 
 
 def is_log_line(names: Collection[str]) -> bool:

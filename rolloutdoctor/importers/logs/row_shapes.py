@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import dict_in, name_of, values_of
 from rolloutdoctor.importers.logs.row_names import (
@@ -33,6 +34,10 @@ _COUNTERS = ("episode", "epoch", "round")
 _OF_UPDATES = frozenset({"loss", "policy_loss", "critic_loss", "grad_norm", "learning_rate"})
 """Quantities that no rollout has."""
 
+_PHASES = ("split", "phase", "mode", "type", "stage", "event")
+_HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
+"""Names and words by which a row says that it is of an evaluation."""
+
 _FEWEST = 2
 _DEEPEST = 4
 _LONGEST_WORD = 40
@@ -49,6 +54,8 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
     """
     if "data" in row and row.keys() <= {"step", "data"}:
         return row
+    if any(isinstance(word := row.get(name), str) and word.lower() in _HELD_OUT for name in _PHASES):
+        row = {**{name: value for name, value in row.items() if name not in _PHASES}, "split": EVAL}
     step = next((name for name in STEPS if row.get(name) is not None), None)
     spelled = {name_of(name): name for name in row} if step is None and len(row) <= MOST_NAMES else {}
     if named := next((spelled[name] for name in STEPS if name in spelled and row[spelled[name]] is not None), None):

@@ -8,7 +8,7 @@ from rolloutdoctor.importers.logs.json_lines import kind_of_rows
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.parts_of_steps import step_of_row
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, of_rollouts
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, of_rollouts
 from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -22,7 +22,7 @@ _DEEPEST = 4
 _FEWEST, _LOOKED_AT, _MOST_PHASES = 3, 16, 32
 """Rows of numbers under other names that are a log; rows of it, and objects in a list, that are looked at."""
 
-_AT_STEP = re.compile(r"(?:(?:global_)?step|iter|iteration|checkpoint|update)?[_-]?([0-9]{1,18})")
+_AT_STEP = re.compile(r"(?:(?:global_)?step|iter|iteration|checkpoint|update|epoch|round)?[_-]?([0-9]{1,18})")
 
 Rows = Sequence[Mapping[str, object]]
 
@@ -33,7 +33,16 @@ def rows_of(body: object) -> tuple[Rows, bool]:
     >>> rows_of({"rewards": [{"step": 1, "value": 0.5}], "kl": [[1, 0.1]]})
     ([{'step': 1, 'rewards': 0.5, 'kl': 0.1}], False)
     """
-    return max(_tables(body, isinstance(body, dict)), key=lambda each: _weight(each[0]), default=([], False))
+    found = [*_tables(body, isinstance(body, dict))]
+    best = max(found, key=lambda each: _weight(each[0]), default=([], False, ""))
+    names = {*best[0][0]} if best[0] else set()
+    # Tables of the same names side by side are those of several runs.
+    alike = {label: rows for rows, _, label in found if rows and {*rows[0]} == names and len(rows) >= _FEWEST}
+    # What an object holds may be found in it once more.
+    alike = {label: alike[label] for label in alike if not any(one.startswith(f"{label}/") for one in alike)}
+    if len(alike) > 1 and "" not in alike and not names & {*RUNS}:
+        return [{"run": label, **row} for label, rows in alike.items() for row in rows], best[1]
+    return best[:2]
 
 
 def _weight(rows: Rows) -> tuple[bool, int, int]:
@@ -43,8 +52,8 @@ def _weight(rows: Rows) -> tuple[bool, int, int]:
     return "reward" in metric_quantities(names).values(), metrics, len(rows)
 
 
-def _tables(body: object, is_named: bool, depth: int = 0) -> Iterator[tuple[Rows, bool]]:
-    """Yield what are rows of a log in a document."""
+def _tables(body: object, is_named: bool, depth: int = 0, label: str = "") -> Iterator[tuple[Rows, bool, str]]:
+    """Yield what are rows of a log in a document, and where they stand in it."""
     body = parsed(body)
     found: list[tuple[Rows, bool]] = []
     is_of_episodes = False
@@ -53,15 +62,17 @@ def _tables(body: object, is_named: bool, depth: int = 0) -> Iterator[tuple[Rows
         numbered = counted(body)
         found = [(numbered, True) if numbered else ([*map(plain, body)], False)]
     elif isinstance(body, dict):
-        found = [*_columns(body), (_side_by_side(body), False), (_by_step(body), False)]
+        found = [*_columns(body), (_side_by_side(body), False), (_by_step(body), False), (_split(body), False)]
     logs = [each for each in found if each[0] and (is_of_episodes or _is_log(each[0], is_named))]
-    yield from logs
+    yield from ((*each, label) for each in logs)
     if depth > _DEEPEST or (isinstance(body, list) and logs):
         return
-    inside = body.values() if isinstance(body, dict) else body[:_MOST_PHASES] if isinstance(body, list) else ()
-    for inner in inside:
+    inside = (
+        body.items() if isinstance(body, dict) else enumerate(body[:_MOST_PHASES]) if isinstance(body, list) else ()
+    )
+    for name, inner in inside:
         if isinstance(inner, (dict, list, str)):
-            yield from _tables(inner, is_named or isinstance(body, dict), depth + 1)
+            yield from _tables(inner, is_named or isinstance(body, dict), depth + 1, f"{label}/{name}".strip("/"))
 
 
 def _columns(body: Mapping[str, object]) -> Iterator[tuple[Rows, bool]]:
@@ -79,6 +90,15 @@ def _columns(body: Mapping[str, object]) -> Iterator[tuple[Rows, bool]]:
             yield [{"step": n, **row} if is_counted else row for n, row in enumerate(rows, start=1)], is_counted
 
 
+def _split(body: Mapping[str, object]) -> Rows:
+    """Return the rows of names and lists of cells, as pandas and wandb write a table."""
+    names, cells = body.get("columns"), body.get("data")
+    if not (isinstance(names, list) and isinstance(cells, list) and all(isinstance(name, str) for name in names)):
+        return []
+    rows = [row for row in cells if isinstance(row, list) and len(row) == len(names)]
+    return [plain(dict(zip(names, row, strict=True))) for row in rows] if len(rows) == len(cells) else []
+
+
 def _by_step(body: Mapping[str, object]) -> Rows:
     named = {name: _AT_STEP.fullmatch(name) for name, row in body.items() if isinstance(row, dict)}
     rows = [{"step": int(match[1]), **_object(body[name])} for name, match in named.items() if match is not None]
@@ -93,6 +113,12 @@ def _side_by_side(body: Mapping[str, object]) -> Rows:
     """Return the rows of lists of points that stand side by side, by their steps."""
     points = {name: found for name, each in body.items() if isinstance(each, list) and (found := _points(name, each))}
     longest = max(points.values(), key=len, default={})
+    shapes = Counter(
+        frozenset(next(iter(each.values()))) for name, each in points.items() if not is_held_out(f"{name}/")
+    )
+    if any(count > 1 and len(shape) > 1 for shape, count in shapes.items()):
+        # Lists of the same names are of several runs.
+        return []
     merged: dict[int, dict[str, object]] = {}
     owners: dict[str, str] = {}
     for name, by_step in points.items():
