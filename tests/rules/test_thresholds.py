@@ -231,6 +231,13 @@ BOUNDARIES = [
         above={"clip_fraction": [0.02] * 3, **ONCE},
         trainer="trl",
     ),
+    Boundary(
+        "RDO015",
+        "fewest_pinned",
+        *({"ppo_kl": [0.0] * steps, **VERL_ONCE, "actor.ppo_mini_batch_size": 16} for steps in (9, 10)),
+        says=("not applicable", "warning: the log-probs move by exactly"),
+        trainer="verl",
+    ),
     near("RDO015", "some", 0.001, lambda x: {"clip_fraction": [x] * 9, **ONCE}, ("clean", "info"), "trl"),
     near("RDO015", "many_clipped", 0.1, lambda x: {"clip_fraction": [x] * 9, **ONCE}, ("info", "warning"), "trl"),
     near("RDO015", "far", 0.01, lambda x: {"ppo_kl": [x] * 9, **VERL_ONCE}, ("info", "warning"), "verl"),

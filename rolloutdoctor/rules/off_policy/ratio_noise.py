@@ -7,6 +7,7 @@ import polars as pl
 from rolloutdoctor.metric_names.table import DIALECTS, whose
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, percent
+from rolloutdoctor.rules.measures.pinned_ratio import pinned, several_updates, updates_of
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -41,6 +42,8 @@ class RatioNoise(NumbersRule):
     reach, and information above 0.001 of either; exposed. A clip fraction is only information if clip bounds are below
     0.1, if ratios are of whole responses, and of the first step if nothing states the clip bounds: one above 0.1
     there (`first_clip_fraction`) is that of a ratio that is not 1. If rows have both log-probs, `RDO006` compares them.
+    If the options state several updates per batch, a mean difference of exactly 0 in all of ten lines or more says that
+    they do not move the ratio: a warning, exposed.
 
     ## What to do
     Take the old log-probs from the pass of the loss, or score with the micro-batches of the update; turn dropout off;
@@ -67,6 +70,7 @@ class RatioNoise(NumbersRule):
     some: float = 1e-3
     many_clipped: float = 0.1
     far: float = 0.01
+    fewest_pinned: int = 10
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rows with both log-probs, several updates a batch, or old log-probs that are the sampler's."""
@@ -75,12 +79,15 @@ class RatioNoise(NumbersRule):
             return "with rollouts RDO006 tests this"
         if objective is not None and objective.surrogate.old == "rollout_log_probs":
             return "the ratio is against the sampler's log-probs"
-        updates = _updates(context)
-        return f"the options state {updates:,} updates per batch" if isinstance(updates, int) and updates > 1 else None
+        return None if "ppo_kl" in context.quantities else several_updates(context)
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """Several updates a batch, which the ratio shows."""
+        return several_updates(context)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Options that do not say, or a log without both."""
-        updates = _updates(context)
+        updates = updates_of(context)
         if not isinstance(updates, int) and not _tells_first(context):
             how = "state them with --set: they give the number of updates per batch"
             return Missing(f"nothing states {updates}", how) if updates else Missing(_UNSTATED, context.unstated)
@@ -90,8 +97,8 @@ class RatioNoise(NumbersRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps, or not the first one where that alone tells."""
-        if isinstance(_updates(context), int):
-            return super().inconclusive_reason(run, context)
+        if isinstance(updates_of(context), int):
+            return super().inconclusive_reason(run, context) if several_updates(context) is None else None
         if context.counted_steps or not len(run.table) or step_at(run, 0) > 1:
             return Missing(
                 f"{_UNSTATED}, and the log does not say that it begins with the first step", context.unstated
@@ -99,8 +106,10 @@ class RatioNoise(NumbersRule):
         return None
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge all steps where the options state one update a batch, else the first."""
-        return super().judge(run, context) if isinstance(_updates(context), int) else self._of_first(run)
+        """Judge all steps where the options state one update a batch, or several, else the first."""
+        if (several := several_updates(context)) is not None:
+            return pinned(run, context, several, self.fewest_pinned)
+        return super().judge(run, context) if isinstance(updates_of(context), int) else self._of_first(run)
 
     def _of_first(self, run: Measured) -> Judgement | None:
         """Information where tokens are clipped before the first update: nothing states the bounds."""
@@ -163,12 +172,6 @@ class RatioNoise(NumbersRule):
             advice=_ADVICE,
             measures={"onset": Measure(step_at(run, int((clipped + drift > 0).argmax())), "step")},
         )
-
-
-def _updates(context: Context) -> int | str | None:
-    """Updates of a batch, or the options that say; None without a trainer."""
-    trainer, config = context.trainer, context.config
-    return None if trainer is None or config is None else trainer.updates.a_batch(config)
 
 
 def _tells_first(context: Context) -> bool:
