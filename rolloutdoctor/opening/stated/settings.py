@@ -14,7 +14,7 @@ TITLES: Mapping[str, frozenset[str]] = {
     title: frozenset(names.split())
     for title, names in {
         "learning rate": "lr learning_rate actor_lr actor_learning_rate policy_lr lr_policy lr_actor max_lr "
-        "optim.lr optim.optimizer.kwargs.lr",
+        "policy_learning_rate learning_rate_policy optim.lr optim.optimizer.kwargs.lr",
         "critic learning rate": "critic_lr critic_learning_rate value_lr lr_value lr_critic",
         "smallest learning rate": "min_lr lr_min min_lr_ratio lr_end",
         "learning-rate schedule": "lr_scheduler_type lr_scheduler lr_decay_style lr_scheduler_name warmup_style "
@@ -28,40 +28,40 @@ TITLES: Mapping[str, frozenset[str]] = {
         "gradient clipping": "max_grad_norm grad_clip clip_grad_norm clip_grad gradient_clipping max_norm "
         "gradient_clip_val grad_clip_norm",
         "group size": "group_size num_generations num_rollouts n_rollouts rollouts_per_prompt samples_per_prompt "
-        "num_samples_per_prompt generations_per_prompt completions_per_prompt n_samples_per_prompt "
-        "num_completions rollout.n rollout_n num_generations_per_prompt num_return_sequences_in_group "
-        "num_return_sequences n_samples n_resp_per_prompt responses_per_prompt rollouts_per_example "
-        "num_samples_per_prompt_rollout generations_per_sample gconfig.n_samples",
-        "KL coefficient": "kl_coef kl_coeff kl_beta beta beta_kl kl_weight kl_penalty_coef kl_loss_coef init_kl_coef  "
-        "pref_beta dpo_beta"
-        "kl_penalty_coeff lambda_kl kl_ctl kl_ctrl.kl_coef reference_policy_kl_penalty initial_kl_coef ppo_kl_coef "
-        "kl_lambda kl_ctl_value algo.kl.init_coef",
+        "num_rollouts_per_prompt num_generations_per_question num_samples_per_prompt generations_per_prompt "
+        "completions_per_prompt n_samples_per_prompt num_completions rollout.n rollout_n num_generations_per_prompt "
+        "num_return_sequences_in_group num_return_sequences n_samples n_resp_per_prompt responses_per_prompt "
+        "rollouts_per_example num_samples_per_prompt_rollout generations_per_sample gconfig.n_samples",
+        "KL coefficient": "kl_coef kl_coeff kl_beta beta beta_kl kl_weight kl_penalty_coef kl_loss_coef "
+        "init_kl_coef kl_coefficient kl_penalty_coefficient pref_beta dpo_beta kl_penalty_coeff lambda_kl kl_ctl "
+        "kl_ctrl.kl_coef reference_policy_kl_penalty initial_kl_coef ppo_kl_coef kl_lambda kl_ctl_value "
+        "algo.kl.init_coef",
         "KL estimator": "kl_loss_type kl_estimator kl_penalty kl_penalty_type reference_policy_kl_type kl_type",
         "KL in the loss": "use_kl_loss add_kl_loss",
         "KL in the reward": "use_kl_in_reward apply_kl_in_reward add_token_level_kl",
         "target KL": "target_kl kl_target ppo_target kl_ctrl.target_kl",
         "KL control": "adap_kl_ctrl kl_horizon horizon target kl_ctrl.horizon kl_ctrl.type use_kl_controller",
-        "clip range": "clip_eps clip_epsilon eps_clip clip_range cliprange clip_ratio clip_param epsilon_clip ppo_clip "
-        "ppo_epsilon pg_clip policy_clip_range epsilon",
-        "lower clip range": "clip_ratio_low eps_clip_low cliprange_low clip_low pg_clip_low ratio_clip_min epsilon_low "
-        "eps_clip_lower",
+        "clip range": "clip_eps clip_epsilon eps_clip clip_range cliprange clip_ratio clip_param epsilon_clip "
+        "ppo_clip clip_coef clip_coefficient ppo_epsilon pg_clip policy_clip_range epsilon",
+        "lower clip range": "clip_ratio_low eps_clip_low cliprange_low clip_low pg_clip_low ratio_clip_min "
+        "epsilon_low eps_clip_lower",
         "upper clip range": "clip_ratio_high eps_clip_high cliprange_high clip_high clip_higher pg_clip_high "
         "ratio_clip_max epsilon_high eps_clip_higher",
         "dual clip": "clip_ratio_c ratio_clip_c dual_clip dual_clip_loss eps_clip_c",
         "bound of the ratio": "delta",
         "clip range of the value": "cliprange_value value_clip clip_range_vf vf_clip value_clip_range",
-        "entropy coefficient": "entropy_coef entropy_coeff ent_coef entropy_bonus entropy_weight entropy_loss_coef",
-        "value coefficient": "vf_coef value_coef critic_coef value_loss_coef",
+        "entropy coefficient": "entropy_coef entropy_coeff ent_coef entropy_bonus entropy_weight entropy_loss_coef "
+        "entropy_coefficient",
+        "value coefficient": "vf_coef value_coef critic_coef value_loss_coef value_coefficient",
         "discount": "gamma discount discount_factor gamma_discount",
         "GAE lambda": "lam gae_lambda lambd lambda",
         "advantage estimator": "adv_estimator advantage_estimator advantage_type adv_type estimator",
         "loss": "loss_type loss_agg_mode policy_loss_type loss_mode pg_variant loss_aggregation "
         "importance_sampling_level importance_sampling token_level_loss",
-        "scale of the rewards": "scale_rewards norm_adv_by_std_in_grpo normalize_rewards whiten_rewards reward_norm  "
-        "ppo_score_norm ppo_whiten_rewards"
-        "reward_scaling use_score_norm use_score_scaling whiten_advantages normalize_advantages reward_scale "
-        "norm_mean_type norm_std_type normalize_reward use_leave_one_out_baseline grpo_std_normalization "
-        "std_normalization",
+        "scale of the rewards": "scale_rewards norm_adv_by_std_in_grpo normalize_rewards whiten_rewards reward_norm "
+        "ppo_score_norm ppo_whiten_rewards reward_scaling use_score_norm use_score_scaling whiten_advantages "
+        "normalize_advantages reward_scale norm_mean_type norm_std_type normalize_reward use_leave_one_out_baseline "
+        "grpo_std_normalization std_normalization",
         "limit of the rewards": "reward_clip cliprange_reward clip_reward_value score_clip advantage_clip",
         "temperature": "temperature sampling_temperature rollout_temperature train_temperature",
         "top p": "top_p rollout_top_p",
@@ -71,22 +71,24 @@ TITLES: Mapping[str, frozenset[str]] = {
         "prompt length limit": "max_prompt_length prompt_max_len max_prompt_len prompt_length max_input_length "
         "max_input_seq_length max_prompt_token_length rollout_max_prompt_len prompt_max_length max_prompt_tokens "
         "max_query_length",
-        "response length limit": "max_new_tokens max_completion_length max_response_length max_gen_len response_length "
-        "max_answer_seq_len generate_max_len max_response_len rollout_max_response_len max_gen_tokens max_tokens "
-        "max_completion_tokens max_output_tokens generate_max_length max_gen_length completion_length",
+        "response length limit": "max_new_tokens max_completion_length max_response_length max_gen_len "
+        "response_length max_response_tokens max_answer_seq_len generate_max_len max_response_len "
+        "rollout_max_response_len max_gen_tokens max_tokens max_completion_tokens max_output_tokens "
+        "generate_max_length max_gen_length completion_length",
         "length limit": "max_seq_length max_seq_len max_length max_model_len max_total_sequence_length "
-        "sequence_length cutoff_len max_model_length seq_len seq_length vllm_max_model_length rollout_max_context_len",
+        "sequence_length cutoff_len max_model_length seq_len seq_length vllm_max_model_length "
+        "rollout_max_context_len",
         "passes over a batch": "ppo_epochs num_ppo_epochs n_updates_per_iteration num_iterations ppo_epoch "
         "mu_iterations ppo_buffer_size ppo_n_minibatches num_mini_batches",
         "mini-batch size": "mini_batch_size minibatch_size ppo_mini_batch_size",
-        "micro-batch size": "per_device_train_batch_size per_device_training_batch_size micro_batch_size  "
-        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu"
-        "ppo_micro_batch_size ppo_micro_batch_size_per_gpu micro_train_batch_size train_micro_batch_size "
-        "micro_batch_size_per_gpu micro_batch_size_per_device_for_update per_device_batch_size "
-        "train_micro_batch_size_per_gpu",
+        "micro-batch size": "per_device_train_batch_size per_device_training_batch_size micro_batch_size "
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu ppo_micro_batch_size "
+        "ppo_micro_batch_size_per_gpu micro_train_batch_size train_micro_batch_size micro_batch_size_per_gpu "
+        "micro_batch_size_per_device_for_update per_device_batch_size train_micro_batch_size_per_gpu",
         "rollout batch size": "rollout_batch_size num_prompts_per_step gen_batch_size generation_batch_size "
-        "micro_rollout_batch_size num_unique_prompts_rollout prompts_per_step steps_per_generation forward_batch_size "
-        "prompts_per_rollout num_prompts_per_batch local_rollout_forward_batch_size over_sampling_batch_size",
+        "micro_rollout_batch_size num_unique_prompts_rollout prompts_per_step steps_per_generation "
+        "forward_batch_size prompts_per_rollout num_prompts_per_batch local_rollout_forward_batch_size "
+        "over_sampling_batch_size",
         "batch size": "batch_size train_batch_size global_batch_size train_global_batch_size total_batch_size",
         "tokens of a micro-batch": "ppo_max_token_len_per_gpu max_tokens_per_gpu use_dynamic_bsz "
         "use_dynamic_batch_size max_tokens_per_mb log_prob_max_token_len_per_gpu",
@@ -102,10 +104,9 @@ TITLES: Mapping[str, frozenset[str]] = {
         "num_processes actor_num_gpus_per_node rollout_num_gpus num_devices ref_num_gpus_per_node "
         "critic_num_gpus_per_node vllm_num_engines data_parallel_size num_gpu",
         "nodes": "nnodes num_nodes n_nodes actor_num_nodes num_machines ref_num_nodes critic_num_nodes",
-        "model parallelism": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size  "
-        "zero_stage actor.strategy strategy_name"
-        "pipeline_model_parallel_size ulysses_sequence_parallel_size context_parallel_size "
-        "rollout_num_gpus_per_engine expert_model_parallel_size",
+        "model parallelism": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size zero_stage "
+        "actor.strategy strategy_name pipeline_model_parallel_size ulysses_sequence_parallel_size "
+        "context_parallel_size rollout_num_gpus_per_engine expert_model_parallel_size",
         "precision": "bf16 fp16 dtype torch_dtype precision model_dtype param_dtype tf32 load_in_4bit load_in_8bit "
         "compute_dtype mixed_precision reduce_dtype pure_bf16 bnb_4bit_compute_dtype",
         "LoRA": "lora_rank lora_alpha lora_r lora_dropout max_lora_rank lora_target use_lora",
@@ -117,9 +118,9 @@ TITLES: Mapping[str, frozenset[str]] = {
         "evaluation": "eval_steps test_freq val_period eval_freq eval_interval val_freq evaluation_steps "
         "val_before_train do_eval",
         "saving": "save_steps save_freq save_interval save_period checkpoint_interval save_total_limit",
-        "truncated responses": "mask_truncated_completions overlong_filter filter_overlong_prompts overlong_filtering  "
-        "overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor overlong_buffer_len"
-        "max_length_mask",
+        "truncated responses": "mask_truncated_completions overlong_filter filter_overlong_prompts "
+        "overlong_filtering overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor "
+        "overlong_buffer_len max_length_mask",
         "reference model": "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha disable_dropout",
         "reward weights": "reward_weights",
         "dynamic sampling": "use_dynamic_sampling dynamic_filtering filter_groups.enable filter_groups.metric "
