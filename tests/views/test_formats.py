@@ -172,7 +172,7 @@ def test_a_healthy_run_is_said_to_be_and_takes_few_lines():
 
 def test_where_little_could_be_tested_nothing_is_called_healthy():
     report = replace(a_report(), findings=(), clean=a_report().clean[:1], skipped=a_report().skipped * 3)
-    assert "only 1 of 4 rules that apply" in verdict(report)
+    assert verdict(report).startswith("Too little to judge: 1 of 4 rules could be tested, and found no fault")
     nothing = replace(report, clean=())
     assert verdict(nothing) == "Nothing could be checked: missing column kl; record it."
     short = Skipped("RDT005", "reward-collapse", "needs 10 steps with a logged reward; the log has 5", LONGER_LOG)
