@@ -53,7 +53,6 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
         230,
         "every kind of dead group is told of its own: a page of 37 lines, `judge` of 55, `reduced` of 32",
     ),
-    "rules/dynamics/constant_reward.py": (270, "the reward and each reward function, constant or zero: four verdicts"),
     "rules/gradients/policy_not_moving.py": (300, "pairs of contexts of adjacent steps, and of the first and the last"),
     "rules/gradients/reference_moved.py": (
         320,

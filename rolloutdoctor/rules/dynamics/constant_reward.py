@@ -1,57 +1,16 @@
 """RDT002: the reward, or what one reward function gives, never changes, from the trainer's log alone."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.metric_names.table import functions
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.logged_quantities import is_rounded, may_round, of_distillation
+from rolloutdoctor.rules.logged_quantities import is_rounded, of_distillation
+from rolloutdoctor.rules.measures.constant_functions import constant_functions, functions_of, zero_functions
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-SOLVED = 1.0
-"""What most functions give for a success."""
-
-CHANCE = 1e-6
-"""Of a run, that a value which some steps had holds to its end."""
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A reward function whose mean is one number to the end of the log.
-
-    Attributes:
-        name: of the function.
-        value: the number.
-        since: step from which on.
-        steps: logged steps since then.
-        whole: it is so from the first logged step on.
-        proved: the standard deviation over the responses is logged as 0 throughout.
-        solved: the value is that of a success, or above what the function gave before: nothing is broken.
-    """
-
-    name: str
-    value: float
-    since: int
-    steps: int
-    whole: bool
-    proved: bool
-    solved: bool
-
-    @property
-    def words(self) -> str:
-        """What it gives, and since when."""
-        when = f"in all {self.steps:,} logged steps" if self.whole else f"from step {self.since} on"
-        return f"{self.name} is constant at {number(self.value)} {when}"
 
 
 @dataclass(frozen=True)
@@ -103,11 +62,11 @@ class ConstantReward(NumbersRule):
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Also those of each function."""
-        return super().metrics(context).union(*(filter(None, own) for own in _functions(context).values()))
+        return super().metrics(context).union(*(filter(None, own) for own in functions_of(context).values()))
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """With a column for each metric of a function."""
-        names = {name for own in _functions(context).values() for name in own if name is not None}
+        names = {name for own in functions_of(context).values() for name in own if name is not None}
         table = super().table(run, context)
         return table.join(run.by_step(*names), on=STEP_KEY, how="left", maintain_order="left") if names else table
 
@@ -122,14 +81,7 @@ class ConstantReward(NumbersRule):
     def _zero_functions(self, run: Measured, context: Context) -> Judgement | None:
         """Name the functions that gave 0 to every response of few lines: information, since later ones may differ."""
         table = run.table
-        zero = [
-            (name, spread)
-            for name, (metric, spread) in _functions(context).items()
-            if len(table) and (table[metric] == 0).all() and not may_round(context, metric, self.coarse)
-        ]
-        is_zero = [name for name, spread in zero if spread and (table[spread] == 0).all()]
-        # Rewards of both signs may have a mean of 0 once, and hardly twice.
-        names = is_zero or [name for name, spread in zero if not spread and len(table) > 1]
+        names, is_zero = zero_functions(table, context, self.coarse)
         if not names:
             return None
         first = step_at(run, 0)
@@ -201,7 +153,9 @@ class ConstantReward(NumbersRule):
 
     def _of_functions(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the functions of a reward that changes."""
-        found = sorted(self._constant(run, context), key=lambda one: (one.solved, one.since, one.name))
+        found = sorted(
+            constant_functions(run.table, context, self.fewest), key=lambda one: (one.solved, one.since, one.name)
+        )
         if not found:
             return None
         first, same = found[0], [one for one in found if one.solved == found[0].solved]
@@ -221,48 +175,3 @@ class ConstantReward(NumbersRule):
             ),
             measures={"onset": Measure(first.since, "step"), "constant_functions": Measure(len(same), "functions")},
         )
-
-    def _constant(self, run: Measured, context: Context) -> Iterator[Constant]:
-        import numpy as np
-
-        unweighted = _has_weight_of_zero(context)
-        for name, (metric, spread) in _functions(context).items():
-            known = run.table.drop_nulls(metric).filter(pl.col(metric).is_finite())
-            values = known[metric].to_numpy()
-            if len(values) < self.fewest:
-                continue
-            before = values[: len(values) - int(np.argmin(np.append(values[::-1] == values[-1], False)))]
-            held, value = len(values) - len(before), float(values[-1])
-            if held < max(self.fewest, len(values) / 2) or _is_chance(before == value, held):
-                continue
-            stds = None if spread is None else known[spread][len(before) :].fill_null(float("nan")).to_numpy()
-            if stds is not None and np.nanmax(stds, initial=0.0) > 0:
-                continue
-            spared = unweighted or any(word in name.lower() for word in ("penalt", "punish"))
-            passes = value > 0 or (value == 0 and spared) if not len(before) else value > float(np.median(before))
-            yield Constant(
-                name=name,
-                value=value,
-                since=int(known["step"][len(before)]),
-                steps=held,
-                whole=not len(before),
-                proved=stds is not None and not np.isnan(stds).any() and not may_round(context, str(spread)),
-                solved=passes or value == SOLVED,
-            )
-
-
-def _is_chance(same: "NDArray[np.bool_]", held: int) -> bool:
-    """Tell whether a value that earlier steps had now and then may hold so long: of a success that is rare."""
-    share = (int(same.sum()) + 1) / (len(same) + 1) if len(same) else 0.0
-    return float(share**held) > CHANCE
-
-
-def _functions(context: Context) -> Mapping[str, tuple[str, str | None]]:
-    """Return the functions that the log alone can show, with the metrics of their means and deviations."""
-    return {} if "rewards" in context.columns else functions(context.metrics)
-
-
-def _has_weight_of_zero(context: Context) -> bool:
-    """Tell whether the options give a reward function no weight; which one, no log says."""
-    setting = None if context.config is None else context.config.settings.get("reward_weights")
-    return setting is not None and isinstance(setting.value, list | tuple) and 0 in setting.value
