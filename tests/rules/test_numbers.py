@@ -837,7 +837,16 @@ def test_a_second_training_in_one_log_starts_from_a_policy_that_was_trained(tmp_
     assert [one.reason for one in report.skipped] == ["an earlier run of the log may have trained the policy"]
 
 
-@pytest.mark.parametrize(("more", "found"), [({}, ["RDM008"]), ({"kl-penalty": 0.5}, []), ({"epoch": 0.5}, ["RDM008"])])
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({"train/pg_clipfrac": 0.5}, ["RDM008"]),
+        ({"train/pg_clipfrac": 0.5, "kl-penalty": 0.5}, []),
+        ({"train/pg_clipfrac": 0.5, "epoch": 0.5}, ["RDM008"]),
+        # Names that any loop has tell no trainer, and so no sum.
+        ({}, []),
+    ],
+)
 def test_the_loss_of_a_loop_may_have_terms_of_its_own(more, found, tmp_path):
     noise = np.random.default_rng(0).standard_normal((30, 3))
     path = tmp_path / "log.jsonl"
