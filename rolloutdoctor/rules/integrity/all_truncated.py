@@ -13,6 +13,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, own_name, percent
 from rolloutdoctor.rules.logged_quantities import SPREAD, by_step, is_reward_free, metrics_of, not_logged
 from rolloutdoctor.rules.measures.length_limit import Lengths, stated_limit
+from rolloutdoctor.rules.measures.truncated_shares import many_truncated, without_end
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 _READ = ("truncated_share", "response_length_min", "response_length_max", "response_length", *SPREAD)
@@ -44,7 +45,8 @@ class AllTruncated(TableRule):
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths
     differ, so a share counts only if the mean length is at least that share of the largest. Lengths below the
-    recorded option for the largest length were not cut there. verl's ratio counts responses that fill the padded
+    recorded option for the largest length were not cut there. A share as large of such responses is information
+    (`counted_share`): they do not end, whatever ended them. verl's ratio counts responses that fill the padded
     width: if it is 0 and all lengths are equal, another cap may have cut them, and the rule cannot tell. With
     `logging_steps` above 1 a line is a window of several steps.
 
@@ -156,6 +158,7 @@ class AllTruncated(TableRule):
             run.rows.join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left")
             # Rows without a token column have no lengths.
             .with_columns(least=pl.when(most > 0).then(least), free=pl.coalesce("free", "is_free"), is_whole=share == 1)
+            .with_columns(counted="share")
         )
         # Responses that were cut at one length are at the largest one: fewer show in the mean.
         # A log without lengths counts what its share says.
@@ -165,9 +168,11 @@ class AllTruncated(TableRule):
         log = (
             logged.filter(share.is_between(0, 1), ~is_odd)
             .join(rows, on=STEP_KEY, how="anti")
-            .with_columns(is_whole=(share == 1) & is_one_length, share=pl.when(at_cap).then(share).otherwise(0.0))
+            .with_columns(
+                is_whole=(share == 1) & is_one_length, share=pl.when(at_cap).then(share).otherwise(0.0), counted=share
+            )
         )
-        columns = (*STEP_KEY, "share", "least", "most", "mean", "is_whole", "free", "is_late")
+        columns = (*STEP_KEY, "share", "counted", "least", "most", "mean", "is_whole", "free", "is_late")
         rows = rows.with_columns(is_late=pl.lit(value=False), mean=pl.lit(None, pl.Float64))
         found = [frame.select(*columns, from_rows=pl.lit(frame is rows)) for frame in (rows, log)]
         return pl.concat(found).sort(STEP_KEY)
@@ -238,7 +243,7 @@ class AllTruncated(TableRule):
         is_shown = from_rows or "truncated_share" in context.quantities
         # From rows the finish reason itself was logged; what a log counts as cut off has to be at the cap.
         of_means = not is_shown and whole < windows
-        if not windows or (not from_rows and not of_means and self._below_cap(run, context)):
+        if not windows:
             return None
 
         def lines(count: int) -> str:
@@ -246,6 +251,8 @@ class AllTruncated(TableRule):
                 return counted(count, "step")
             return logged_lines(count, table["step"].to_list(), each_step=context.logs_each_step)
 
+        if not from_rows and not of_means and self._below_cap(run, context):
+            return without_end(run, context, lines(windows), self._large(windows), is_below=True)
         told, size = table.filter("is_whole")["free"].drop_nulls(), _only_length(table)
         free = f", {lines(int(told.sum()))} without reward variance" if told.any() else ""
         source = "the finish reasons of the rows" if from_rows else "the trainer's own log"
@@ -272,7 +279,8 @@ class AllTruncated(TableRule):
             )
         streak = self._streak(table)
         if streak is None:
-            return self._many(run, source, advice, lines(windows))
+            many = many_truncated(run, lines(windows), self._large(windows), source, advice)
+            return many or without_end(run, context, lines(windows), self._large(windows), is_below=False)
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
@@ -288,20 +296,9 @@ class AllTruncated(TableRule):
             advice=advice,
         )
 
-    def _many(self, run: Measured, source: str, advice: str, lines: str) -> Judgement | None:
-        """Information on a share that is large throughout."""
-        share = run["truncated_share"]
-        if share is None or share < (self.many if len(run.table) >= self.long else self.many_of_few):
-            return None
-        return Judgement(
-            severity=Severity.INFO,
-            confirmed=True,
-            headline=(words := f"{percent(share)} of the responses are truncated over {lines}"),
-            message=f"{percent(share)} of all responses of {lines} are truncated",
-            evidence=source,
-            advice=advice,
-            remark=words,
-        )
+    def _large(self, steps: int) -> float:
+        """Return the share of all responses of so many steps from which on it is told."""
+        return self.many if steps >= self.long else self.many_of_few
 
 
 def _only_length(table: pl.DataFrame) -> float | None:

@@ -26,6 +26,8 @@ FINE = CUT | {
 }
 
 
+STOPPED = CUT | {"completions/min_length": 20.0, "completions/mean_length": 80.0}
+
 LITTLE = {"loss": 0.1, "reward": 0.5, "frac_reward_zero_std": 0.1, "clip_ratio/region_mean": 0.0}
 
 
@@ -64,8 +66,8 @@ def test_one_finished_response_is_no_error(tmp_path):
     [
         [FINE] * 6,
         [CUT] + [FINE] * 6,
-        # Stop strings leave no end-of-sequence token, and lengths of their own.
-        [CUT | {"completions/min_length": 20.0, "completions/mean_length": 90.0}] * 6,
+        # Stop strings leave no end-of-sequence token, and lengths of their own: here in few responses.
+        [STOPPED | {"completions/clipped_ratio": 0.32}] * 6,
         # The task fixes the length, and responses end there.
         [CUT | {"completions/clipped_ratio": 0.0}] * 6,
     ],
@@ -76,8 +78,44 @@ def test_clean_logs(tmp_path, entries):
 
 def test_lengths_below_the_recorded_cap(tmp_path):
     path = trainer_state(tmp_path, *[CUT] * 6)
-    assert outcome(report_of(path, "max_completion_length=512", trainer="trl")) == "clean"
-    assert outcome(report_of(path, "max_completion_length=256", trainer="trl")) == "found"
+    found, value = only(report_of(path, "max_completion_length=512", trainer="trl"), "RDI012")
+    assert (found.severity.label, value["counted_share"]) == ("info", 1)
+    assert found.remark == (
+        "no response ends with an end-of-sequence token (counted as truncated) in all 6 steps, although all are "
+        "shorter than the length limit"
+    )
+    found, _ = only(report_of(path, "max_completion_length=256", trainer="trl"), "RDI012")
+    assert found.severity.label == "error"
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "told"),
+    [
+        (1.0, 6, "no response ends with an end-of-sequence token (counted as truncated) in all 6 steps"),
+        (0.5, 6, "50 % of the responses do not end with an end-of-sequence token (counted as truncated) over 6 steps"),
+        (0.34, 9, "34 % of the responses do not end"),
+        (0.32, 9, None),
+        (0.26, 10, "26 % of the responses do not end"),
+        (0.24, 10, None),
+    ],
+)
+def test_responses_that_another_thing_than_the_limit_ended(tmp_path, share, steps, told):
+    entry = STOPPED | {"completions/clipped_ratio": share, "completions/mean_length": 0.9 * share * 256}
+    report = report_of(trainer_state(tmp_path, *[entry] * steps))
+    if told is None:
+        assert outcome(report) == "clean"
+        return
+    found, value = only(report, "RDI012")
+    assert found.headline.startswith(told)
+    assert found.headline.endswith(", although lengths differ")
+    assert (found.severity.label, found.remark) == ("info", found.headline)
+    assert value["counted_share"] == pytest.approx(share)
+
+
+def test_a_share_of_an_unknown_trainer_says_nothing_of_tokens():
+    log = {"truncated_share": [1.0] * 6, "response_length": [80.0] * 6, "response_length_max": [256.0] * 6}
+    (found,) = check_log("RDI012", "verl", **log).findings
+    assert found.headline == "every response counts as truncated in all 6 steps, although lengths differ"
 
 
 def test_rewards_that_differ_are_a_warning(tmp_path):

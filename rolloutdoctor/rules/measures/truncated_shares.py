@@ -1,0 +1,58 @@
+"""Shares of truncated responses that are large over a whole run, at the length limit or away from it."""
+
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, percent
+from rolloutdoctor.rules.table_rule import Measured
+
+_BY_END = frozenset({"trl", "unsloth"})
+"""Trainers whose share counts the responses without an end-of-sequence token."""
+
+
+def many_truncated(run: Measured, lines: str, least: float, source: str, advice: str) -> Judgement | None:
+    """Information on a share that is `least` or more throughout."""
+    share = run["truncated_share"]
+    if share is None or share < least:
+        return None
+    return Judgement(
+        severity=Severity.INFO,
+        confirmed=True,
+        headline=(words := f"{percent(share)} of the responses are truncated over {lines}"),
+        message=f"{percent(share)} of all responses of {lines} are truncated",
+        evidence=source,
+        advice=advice,
+        remark=words,
+    )
+
+
+def without_end(run: Measured, context: Context, lines: str, least: float, *, is_below: bool) -> Judgement | None:
+    """Information on a share that is `least` or more and of which the length limit is not the cause.
+
+    Stop strings and turns of a conversation end a response as well; then nothing is wrong with it, but that the policy
+    never learns to end.
+    """
+    share = float(run.table["counted"].mean() or 0.0)  # type: ignore[arg-type]
+    if share < least:
+        return None
+    is_by_end = context.writer is not None and context.writer.name in _BY_END
+    whole = run.table.select((pl.col("counted") == 1).all()).item()
+    if is_by_end:
+        who = "no response ends" if whole else f"{percent(share)} of the responses do not end"
+        what = " with an end-of-sequence token (counted as truncated)"
+    else:
+        who, what = "every response counts" if whole else f"{percent(share)} of the responses count", " as truncated"
+    places = "in all " if whole else "over "
+    though = "all are shorter than the length limit" if is_below else "lengths differ"
+    words = f"{who}{what} {places}{lines}, although {though}"
+    return Judgement(
+        severity=Severity.INFO,
+        confirmed=True,
+        headline=words,
+        message=f"{words}: a stop string, the end of a turn or another limit may have ended them",
+        evidence="the logged share of truncated responses, and the logged lengths",
+        advice="check the end-of-sequence token of the tokenizer, the stop strings of the sampler and the limit of a "
+        "turn; where truncated responses are masked, none of these trains the policy",
+        measures={"counted_share": Measure(share, "share")},
+        remark=words,
+    )
