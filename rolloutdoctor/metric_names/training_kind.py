@@ -51,7 +51,8 @@ _ENVIRONMENT = re.compile(
 _OF_TOKENS = frozenset({"mean_token_accuracy", "token_acc"})
 """The share of tokens that are the most probable, as TRL's and ms-swift's supervised fine-tuning log it."""
 _FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
-_OF_ANY_UPDATE = frozenset({"loss", "grad_norm", "learning_rate", "tokens", "tokens_seen", "samples", "step_time"})
+OF_ANY_UPDATE = frozenset({"loss", "grad_norm", "learning_rate", "tokens", "tokens_seen", "samples", "step_time"})
+"""Quantities that an update has whatever it is of."""
 _OF_POLICY = re.compile(
     r"(?i)reward|advantage|rollout|kl|clip|ratio|policy|actor|critic|value|entropy|complet|respons|grpo|ppo|score|acc"
 )
@@ -123,7 +124,7 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
 def _has_losses_alone(names: Collection[str]) -> bool:
     """Tell a loss beside which nothing is logged that another training than a supervised one has."""
     quantities = {*metric_quantities(names).values()}
-    return "loss" in quantities and quantities <= _OF_ANY_UPDATE and not any(map(_OF_POLICY.search, names))
+    return "loss" in quantities and quantities <= OF_ANY_UPDATE and not any(map(_OF_POLICY.search, names))
 
 
 def unrecognised(names: Collection[str]) -> list[str]:

@@ -580,3 +580,13 @@ def test_how_loops_print(tmp_path, line, names):
     of_reward = next(iter(names))
     for n in range(1, 25):
         assert values[n].items() >= {**names, of_reward: n + names[of_reward]}.items()
+
+
+@pytest.mark.parametrize("bars", [25_000, 12_000], ids=["most of the beginning", "less than half of it"])
+def test_numbers_behind_bars_that_fill_the_beginning(tmp_path, bars):
+    drawn = "".join(f"\r 0%|          | {n}/30290 [00:01<9:00]" for n in range(bars))
+    head = "" if bars == 25_000 else "loading a shard of the model\n" * 40_000
+    rows = "".join(f"\n{{'loss': 0.{n}, 'reward': 0.5, 'epoch': {n}.0}}" for n in range(1, 9))
+    path = tmp_path / "slurm.out"
+    path.write_text(f"Job information\n{head}{drawn}{drawn}{rows}\n", newline="")
+    assert (kind_of(path) is not None) == (bars == 25_000)

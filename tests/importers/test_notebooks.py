@@ -318,3 +318,29 @@ def test_the_bar_above_a_table_says_the_length_of_its_run(tmp_path):
     notes = LogNotes()
     assert len(list(read_log(Source.of(str(path)), notes))) == 6
     assert notes.total_steps == 206
+
+
+@pytest.mark.parametrize(
+    ("block", "names"),
+    [
+        ("Saved loss plot at step {n}0\nSaved reward plot at step {n}0\n", {"loss"}),
+        ("soft_format_reward_func: 0.{n}\nsoft_accuracy_reward_func: 0.5\n", {"loss"}),
+        ("objective/kl: 0.{n}\nobjective/entropy: 0.5\n", {"objective/kl", "objective/entropy"}),
+    ],
+    ids=["messages", "evaluations", "a policy"],
+)
+def test_blocks_go_before_a_table_of_losses_where_they_are_of_a_policy(tmp_path, block, names):
+    lines = "".join(block.format(n=n) for n in range(1, 9))
+    shown = html(table(range(1, 30), names=("Training Loss",)))
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", shown, printed(lines))))
+    assert all(row.keys() == names for row in values.values())
+
+
+@pytest.mark.parametrize(("rewarded", "names"), [(3, {"loss"}), (4, {"score", "norm_loss"})])
+def test_a_stray_reward_gives_way_to_a_table_of_losses(tmp_path, rewarded, names):
+    lines = "".join(
+        f"step {n}: norm_loss: 0.5, {'score' if n <= rewarded else 'share_acc'}: 0.{n}\n" for n in range(1, 9)
+    )
+    shown = html(table(range(1, 30), names=("Training Loss",)))
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", shown, printed(lines))))
+    assert values[2].keys() == names

@@ -15,7 +15,7 @@ from rolloutdoctor.importers.logs.repeated_lines import BLOCKS
 from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import metric_quantities
-from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, training_kind
+from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, OF_ANY_UPDATE, training_kind
 from rolloutdoctor.results.errors import InputError
 
 
@@ -46,14 +46,15 @@ class NotebookOutputs:
         best = max(
             FORMS,
             key=lambda form: (
-                form in trained and _has_reward(records[form]),
+                form in trained and _has_reward(records[form], is_any=form in ANY_NAMES),
+                bool(metric_quantities(_names(records[form]))),
                 # A summary is of one step.
                 form is not WANDB_SUMMARY,
                 counts[form] > 0 and form not in ANY_NAMES,
                 counts[form],
             ),
         )
-        if counts[BLOCKS] and training_kind(_names(records[best])) in NOT_CHECKED:
+        if _has_policy(records[BLOCKS]) and training_kind(_names(records[best])) in NOT_CHECKED:
             # The table is of a supervised training before that of the blocks.
             best = BLOCKS
         if not counts[best]:
@@ -81,8 +82,20 @@ _FEWEST = 10
 """Steps of a run after which another one may begin: steps of responses fall back more often."""
 
 
-def _has_reward(records: Sequence[Printed]) -> bool:
-    return "reward" in metric_quantities(_names(records)).values()
+def _has_reward(records: Sequence[Printed], *, is_any: bool) -> bool:
+    """Tell a log with rewards; lines of any names have them in every second one, not in a stray one."""
+    names = {name for name, quantity in metric_quantities(_names(records)).items() if quantity == "reward"}
+    rewarded = sum(not names.isdisjoint(record.values) for record in records)
+    return bool(rewarded) and (not is_any or 2 * rewarded >= len(records))
+
+
+def _has_policy(records: Sequence[Printed]) -> bool:
+    """Tell numbers of a policy from what evaluations and messages print, as ``saved plot at step 50``."""
+    return bool({*metric_quantities(_names(records)).values()} - _OF_ANY_TRAINING)
+
+
+_OF_ANY_TRAINING = OF_ANY_UPDATE | {"accuracy"}
+"""Quantities that a supervised training has, too."""
 
 
 def _names(records: Sequence[Printed]) -> set[str]:

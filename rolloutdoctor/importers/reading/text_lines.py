@@ -15,6 +15,12 @@ from rolloutdoctor.results.errors import InputError
 SNIFFED = 2**20
 """Bytes that are looked through for numbers: what is printed before training is seldom more."""
 
+_FURTHEST = 2**25
+"""Bytes behind them that are looked through where progress bars fill them."""
+
+_DRAWN_OVER = re.compile(rb"[^\r\n]*+\r(?!\n)")
+"""What a terminal does not show: text from which the cursor went back to the beginning of its line."""
+
 _LONGEST = 2**20
 """Bytes of a line; what is longer holds a text, or was never a line."""
 
@@ -32,12 +38,17 @@ _BINARY = 0.02
 
 
 def beginning(path: Path) -> list[str]:
-    """Return the first lines of a text file; none of one that is no text."""
+    """Return the first lines of a text file; none of one that is no text.
+
+    Where progress bars fill most of them, lines behind these follow, without what was drawn over.
+    """
     if not path.is_file():
         return []
     try:
         with _opened(path) as file:
             start = file.read(SNIFFED)
+            if len(start) == SNIFFED and 2 * len(_DRAWN_OVER.sub(b"", start)) < SNIFFED:
+                start += _DRAWN_OVER.sub(b"", file.read(_FURTHEST))[:SNIFFED]
     except OSError:
         return []
     return list(lines_in(start)) if is_text(start) else []
