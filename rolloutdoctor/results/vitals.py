@@ -17,6 +17,7 @@ class Vital:
         steps: steps at which it was logged, in order.
         series: its value at each.
         marks: step at which a finding about it begins, and the code of its rule.
+        moved: means of its first and its last third, where they differ by more than its noise.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Vital:
     steps: tuple[int, ...]
     series: tuple[float, ...]
     marks: tuple[tuple[int, str], ...] = ()
+    moved: tuple[float, float] | None = None
 
     @property
     def first(self) -> float:

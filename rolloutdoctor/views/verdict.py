@@ -145,7 +145,17 @@ def _standstill(report: Report) -> str:
     """Say what came of the run, where that is all that is known: first what half of the responses or more met."""
     found = [one for one in report.causes if one.code in _OUTCOMES]
     found.sort(key=lambda one: (one.measures["truncated_share"].value or 0.0) < _MUCH if one.code == "RDI012" else True)
-    return " ".join(f"{as_sentence(one.headline)}." for one in found)
+    return " ".join(f"{as_sentence(one.headline)}." for one in found) or _moved(report)
+
+
+def _moved(report: Report) -> str:
+    """Say that the reward rose, or that it fell, where no finding says more of it."""
+    moved = next((vital.moved for vital in report.vitals if vital.name == "reward"), None)
+    if moved is None or any("reward" in one.headline for one in report.findings):
+        return ""
+    first, last = moved
+    went = "rose" if last > first else "fell"
+    return f"The reward {went}: {first:.3g} in the first third, {last:.3g} in the last."
 
 
 def _waste(report: Report) -> str:

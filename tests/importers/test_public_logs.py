@@ -36,7 +36,7 @@ SAYS: dict[str, tuple[int, str]] = {
         r"The mean response has 193 of 200 tokens.* A KL spike of 3\.79e\+06.* and found no fault",
     ),
     "episodes.ipynb": (0, r"The reward has not moved: -0\.511"),
-    "ppo_blocks.ipynb": (0, r"Run 2 of 2: Too little to judge"),
+    "ppo_blocks.ipynb": (0, r"Run 2 of 2: The reward rose: -13\.9 in the first third, -5\.63 in the last"),
     "pairs.jsonl": (3, r"This is a log of preference or reward-model training, which is not checked"),
     "fine_tuning.jsonl": (3, r"This is a log of supervised fine-tuning, which is not checked"),
     "loss_total.ipynb": (3, r"This is a log of losses alone"),

@@ -90,7 +90,8 @@ def test_the_logged_loss_is_weighted_twice_by_tokens():
 def test_its_log_is_told_from_those_of_others():
     shared = ["train/kl", "train/reward", "train/loss", "train/grad_norm"]
     assert trainer_from_metric_names([*shared[:2], "train/policy_loss", "train/actor_grad_norm"]).name == "openrlhf"
-    assert trainer_from_metric_names(shared).name != "openrlhf"
+    # Any loop has these names.
+    assert trainer_from_metric_names(shared) is None
 
 
 def test_later_epochs_have_no_metrics_of_the_update():
