@@ -260,6 +260,20 @@ def own_name(context: Context, what: str) -> str:
     return what if own is None else f"{what} ({own})"
 
 
+def kl_coefficient(context: Context, *, in_reward: bool | None = None) -> str:
+    """Name the coefficient of the KL that the run has: that of the loss, or of the penalty in the reward.
+
+    Args:
+        context: of the run.
+        in_reward: the KL in question is in the reward; None: as the objective of the run has it.
+    """
+    what, objective, writer = "the KL coefficient", context.objective, context.writer
+    if in_reward is None:
+        in_reward = objective is not None and objective.kl_loss is None and objective.kl_reward is not None
+    penalty = None if writer is None or not in_reward else writer.choices.penalty_option
+    return own_name(context, what) if penalty is None else f"{what} ({penalty})"
+
+
 def sampling_option(context: Context, name: str) -> float | None:
     """A number with which the run says that it sampled, such as ``temperature``; None where it is not recorded."""
     if context.config is None:

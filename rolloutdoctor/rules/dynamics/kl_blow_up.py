@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
+from rolloutdoctor.rules.base import Context, Judgement, counted, kl_coefficient, number, own_name
 from rolloutdoctor.rules.numbers_rule import ENOUGH, NumbersRule, from_to, go_back, levels, logged, series, step_at
 from rolloutdoctor.rules.series import change_of_means, ends, memory, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
@@ -130,7 +130,7 @@ class KlBlowUp(NumbersRule):
             ),
             evidence=f"the median over the last {counted(level.count, 'step')} of {len(values)}",
             advice=(
-                f"{go_back(run, onset)}; raise {own_name(context, 'the KL coefficient')} or "
+                f"{go_back(run, onset)}; raise {kl_coefficient(context)} or "
                 f"lower {own_name(context, 'the learning rate')}"
             ),
             measures={

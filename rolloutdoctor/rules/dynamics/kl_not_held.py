@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, kl_coefficient, number
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
@@ -79,7 +79,6 @@ class KlNotHeld(NumbersRule):
             message=f"The KL went {from_to(kl.first, kl.last)} nats and the gradient norm {way}: a KL term with a "
             "gradient would pull the harder.",
             evidence=f"medians over the first and the last {counted(kl.count, 'step')} of {len(run.table):,}",
-            advice="check that the KL is not computed under no_grad or detached, and "
-            f"{own_name(context, 'the KL coefficient')}",
+            advice=f"check that the KL is not computed under no_grad or detached, and {kl_coefficient(context)}",
             measures={"kl_last": Measure(kl.last, "nats"), "onset": Measure(onset, "step")},
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, own_name
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, kl_coefficient, logs_remedy, number
 from rolloutdoctor.rules.logged_quantities import NO_SUCH_METRIC
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series
 from rolloutdoctor.rules.table_rule import Measured
@@ -85,7 +85,7 @@ class PenaltyOutweighs(NumbersRule):
             headline=f"{words}: the policy is trained on the KL more than on the reward",
             message=f"In the median of {counted(len(run.table), 'logged step')} {words}.",
             evidence="the logged reward before and after the KL penalty",
-            advice=f"lower {own_name(context, 'the KL coefficient')}, and check that the reference is the right model",
+            advice=f"lower {kl_coefficient(context, in_reward=True)}, and check that the reference is the right model",
             measures={
                 "penalty": Measure(penalty, "reward"),
                 "spread": Measure(spread, "reward"),

@@ -45,3 +45,28 @@ def test_what_cannot_be_told():
     # ROLL's rewards are normalised before the penalty: of its names none is a reward less a penalty alone.
     names = ("critic/rewards/mean", "critic/score/mean", "critic/score/max", "actor/ratio_max@max", "actor/ppo_kl")
     assert "penalised_reward" not in understood(names, "roll")
+
+
+@pytest.mark.parametrize("options", [{}, {"algorithm.use_kl_in_reward": True}])
+def test_the_coefficient_of_the_penalty_is_named(options):
+    (found,) = report(penalised_reward=[score - 30 for score in SCORES], **options).findings
+    assert found.advice.startswith("lower the KL coefficient (algorithm.kl_ctrl.kl_coef), ")
+
+
+@pytest.mark.parametrize(
+    ("in_loss", "in_reward", "named"),
+    [
+        (False, True, "algorithm.kl_ctrl.kl_coef"),
+        (True, False, "actor_rollout_ref.actor.kl_loss_coef"),
+        (True, True, "actor_rollout_ref.actor.kl_loss_coef"),
+    ],
+)
+def test_the_coefficient_of_the_kl_that_the_run_has_is_named(in_loss, in_reward, named):
+    options = {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.use_kl_in_reward": in_reward,
+        "actor_rollout_ref.actor.use_kl_loss": in_loss,
+    }
+    log = {"kl": [0.001 * 1.6**step for step in range(20)], "reward": [0.5] * 20}
+    (found,) = check_log("RDT004", "verl", **log, **options).findings
+    assert f"raise the KL coefficient ({named})" in found.advice
