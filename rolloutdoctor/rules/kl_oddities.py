@@ -72,8 +72,34 @@ MOST_KL = 100.0
 """Nats: the mean of k3 is an exponential of one token's log-ratio then, and no tail of other steps explains it."""
 
 
+def _recurring(run: Measured, context: Context, *, fewest: int) -> Oddity | None:
+    """A KL above `MOST_KL` in many lines of a log whose usual KL is far below: no batch is to blame for all of them.
+
+    A log whose usual KL is large as well may sum the KL over a response; one whose KL stays large is `RDT004`'s.
+    """
+    values = run.table.drop_nulls("kl").sort("step")
+    beyond = values.filter(pl.col("kl") > MOST_KL)
+    usual = max(float(part["kl"].median() or 0.0) for part in (values, values.tail(max(3, len(values) // 10))))  # type: ignore[arg-type]
+    if len(beyond) < fewest or usual > MOST_KL / 10:
+        return None
+    top = beyond.sort("kl", descending=True, maintain_order=True).row(0, named=True)
+    first = int(beyond["step"][0])
+    return Oddity(
+        severity=Severity.WARNING,
+        words=f"the KL is above {MOST_KL:g} nats in {len(beyond):,} of {counted(len(values), 'step')}, from step "
+        f"{first} on, and {number(top['kl'])} nats in step {top['step']}",
+        advice=f"lower {own_name(context, 'the learning rate')} or clip gradients harder, and check that the reference "
+        "scores the same tokens as the policy",
+        why="Such a policy samples tokens that are all but impossible to the reference, and a KL term in the loss "
+        "outweighs the reward.",
+        onset=first,
+    )
+
+
 def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, small_kl: float) -> Oddity | None:
-    """A KL that stands out."""
+    """A KL that stands out, in one line or in many."""
+    if (many := _recurring(run, context, fewest=fewest)) is not None:
+        return many
     kl = run.table["kl"].drop_nulls()
     if len(kl) <= fewest or (run["kl_peak"] or 0) <= peak_above:
         return None

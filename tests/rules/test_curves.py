@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rolloutdoctor as rd
+from rolloutdoctor.testing import check_log
 from rolloutdoctor.views.verdict import verdict
 
 STEPS = 150
@@ -62,6 +63,28 @@ def test_one_spike_of_the_kl_is_a_fault_only_where_it_left_a_trace(tmp_path, aft
     if after is not None:
         curves["kl"][78:] = after
     assert told(checked(tmp_path, curves))["RDM003"] == (severity, None)
+
+
+@pytest.mark.parametrize(
+    ("large", "lines", "usual", "last", "is_told"),
+    [
+        (101.0, 10, 1.0, 1.0, True),
+        (101.0, 9, 1.0, 1.0, False),
+        (99.0, 10, 1.0, 1.0, False),
+        (101.0, 10, 9.0, 9.0, True),
+        # The sum over a response is large in every line.
+        (101.0, 10, 11.0, 11.0, False),
+        # A KL that stays there blew up.
+        (101.0, 10, 1.0, 50.0, False),
+    ],
+)
+def test_a_kl_of_a_hundred_nats_in_ten_lines_is_no_outlier(large, lines, usual, last, is_told):
+    kl = [usual] * 30 + [large, usual] * lines + [usual] * 20 + [last] * 15
+    found = [one for one in check_log("RDM003", "trl", kl=kl).findings if one.headline.startswith("the KL is above")]
+    assert [(one.severity.label, one.verdict) for one in found] == [("warning", "confirmed")] * is_told
+    assert not is_told or found[0].headline == (
+        "the KL is above 100 nats in 10 of 85 steps, from step 31 on, and 101 nats in step 31"
+    )
 
 
 def test_a_length_that_collapses_while_the_reward_rises_is_named_in_the_verdict(tmp_path):

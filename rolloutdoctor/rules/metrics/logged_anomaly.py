@@ -43,10 +43,10 @@ class LoggedAnomaly(TableRule):
     information where a log of so many lines has fewer than 0.01. `negative_kl_steps` have a KL below -0.01, which
     rounding in bfloat16 does not reach: a warning if the configuration says that the KL in the loss is k2 or k3. If
     nothing says so they are information, since k1 may be negative, and so are two below -0.001. `*_peak` is the largest
-    value divided by the mean of all others; with more than ten values, a `kl_peak` above 10 is a finding if the tail of
-    the others does not explain it, or if it is above 100 nats: a warning from half a nat, or information if the peak is
-    in one line, or in fewer than 2 %, and the KL returns to its level. A gradient norm above 1e7 is a warning too: no
-    loss that averages tokens of rewards near 1 gives one. All but a large value alone are confirmed.
+    value divided by the mean of all others; of more than ten values, a `kl_peak` above 10 that their tail does not
+    explain, or above 100 nats, is a finding: a warning from half a nat, or if ten lines are above 100; information if
+    the peak is in one line, or in fewer than 2 %, and the KL returns to its level. So is a gradient norm above 1e7 a
+    warning: averages of tokens of rewards near 1 give none. All but a large value alone are confirmed.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
