@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rolloutdoctor.commands.check.runs_of_log import of_worst_run
 from rolloutdoctor.commands.compare.query import compare as _compare
 from rolloutdoctor.commands.diff.query import diff as _diff
 from rolloutdoctor.commands.diff.sides import DiffOptions
@@ -131,7 +132,9 @@ def check(
     """
     rules = pick(_names(select), _names(ignore))
     chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype, rules=rules, fixes=_fixes(fixes))
-    return _check(_opened(run, trainer), chosen)
+    read = _opened(run, trainer)
+    # Of a log with several runs one that was opened is meant as it is.
+    return of_worst_run(read, _check(read, chosen), None if isinstance(run, Run) else chosen)
 
 
 def diff(

@@ -39,6 +39,7 @@ class LoggedMetrics:
             notebook, the cells of these lines.
         environment: of Gymnasium that the text of the log names; empty if it names none.
         part: which of the runs in its log it is, where there are several.
+        others: paths of the other runs in its log, the longest first, where no run was asked for.
     """
 
     total_steps: int | None = None
@@ -46,6 +47,7 @@ class LoggedMetrics:
     environment: str = ""
     begins: tuple[int, int] | None = None
     part: str = ""
+    others: tuple[str, ...] = ()
 
     def __init__(
         self,

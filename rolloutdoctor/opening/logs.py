@@ -82,7 +82,8 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
     found.total_steps = total
     found.environment = next((table.environment for _, table in tables if table.environment), "")
     if len(tables) == 1:
-        found.begins, found.part = tables[0][1].begins, tables[0][1].part
+        (_, only), *_ = tables
+        found.begins, found.part, found.others = only.begins, only.part, only.others
     found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
@@ -124,6 +125,7 @@ def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
     metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
     metrics.environment, metrics.begins, metrics.part = of_log.environment, of_log.begins, of_log.part
+    metrics.others = tuple(f"{log.path}/{number}" for number in of_log.others)
     return metrics
 
 

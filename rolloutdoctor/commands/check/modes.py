@@ -107,6 +107,7 @@ def one(asked: Asked) -> int:
         return several(asked)
     if asked.list_ is not None:
         return list_rule(run, one_rule(asked.list_), asked.options, asked.judging.format_, asked.judging.output_file)
+    from rolloutdoctor.commands.check.runs_of_log import of_worst_run
     from rolloutdoctor.engine.check import check_in_parts
 
     known, scale = _targets(asked), asked.scale
@@ -127,6 +128,8 @@ def one(asked: Asked) -> int:
                 from rolloutdoctor.engine.merged import saved_state
 
                 _save(saved_state(checked.prepared, checked.state), asked.save_state)
+            # A state is of the run that was read.
+            report = of_worst_run(run, report, asked.options if asked.save_state is None else None)
     code = _finish(asked, known, report, gallery)
     opt.warn_of_partial(run, quiet=asked.judging.quiet)
     return code

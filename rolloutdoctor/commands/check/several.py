@@ -10,67 +10,15 @@ from rich.text import Text
 from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.results.several import CheckedRun
-from rolloutdoctor.views.layout import as_text, hanging, many
+from rolloutdoctor.views.layout import as_text, hanging
 from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.run_line import outcome, total, words_of
 from rolloutdoctor.views.structured import SCHEMA_VERSION, body
 from rolloutdoctor.views.style import COLORS, Style, plain
 from rolloutdoctor.views.terminal import render
 
 Runs = Iterable[tuple[CheckedRun, int]]
 """Runs, each with its exit code."""
-
-
-def outcome(run: CheckedRun) -> str:
-    """The worst of a run, in a word.
-
-    >>> outcome(CheckedRun("a", ("a",), None, "no such file"))
-    'unreadable'
-    """
-    if run.report is None:
-        return "unreadable"
-    if run.report.nothing_checked:
-        return "untested"
-    worst = run.report.worst()
-    return worst.label if worst is not None and worst >= Severity.WARNING else "no fault"
-
-
-def total(found: Counter[str]) -> str:
-    """Say how many runs have which outcome, the worst first.
-
-    >>> total(Counter({"no fault": 2, "error": 1}))
-    '3 runs: 1 with errors, 2 without a fault.'
-    """
-    words = [
-        f"{found[kind]:,} {words}"
-        for kind, words in (
-            ("unreadable", "unreadable"),
-            ("error", "with errors"),
-            ("warning", "with warnings"),
-            ("untested", "untested"),
-            ("no fault", "without a fault"),
-        )
-        if kind in found
-    ]
-    return f"{many(found.total(), 'run')}: {', '.join(words)}."
-
-
-def _words(run: CheckedRun) -> str:
-    """The headline of the worst fault, and the codes of the others."""
-    if run.report is None:
-        return plain(run.error, 300)
-    parts = []
-    faults = [finding for finding in run.report.causes if finding.severity >= Severity.WARNING]
-    if faults:
-        parts.append(f"{faults[0].code} {plain(faults[0].headline, 200)}")
-    if faults[1:]:
-        parts.append(f"also {', '.join(finding.code for finding in faults[1:])}")
-    below = [one for one in run.report.findings if one.follows_from and one.severity >= Severity.WARNING]
-    for cause in dict.fromkeys(one.follows_from for one in below):
-        codes = [one.code for one in below if one.follows_from == cause]
-        parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
-    size = run.report.input
-    words = "; ".join(parts) or f"{run.report.coverage.tested} of {run.report.testable} rules tested"
-    return f"{words} ({many(size.rows, 'row')}, {many(size.steps, 'step')})"
 
 
 def full(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
@@ -97,7 +45,7 @@ def full(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
 def _line(run: CheckedRun, code: int, width: int, style: Style) -> RenderableType:
     kind = outcome(run)
     color = {"error": COLORS[Severity.ERROR], "warning": COLORS[Severity.WARNING], "unreadable": "bold red"}
-    words = Text.assemble((f"{kind:<11}", color.get(kind, "green") if style.color else ""), f"{code}  {_words(run)}")
+    words = Text.assemble((f"{kind:<11}", color.get(kind, "green") if style.color else ""), f"{code}  {words_of(run)}")
     name = plain(run.name, 60)
     return hanging(Text(name if len(name) < width else f"...{name[4 - width :]}"), words, width)
 
@@ -107,7 +55,7 @@ def concise(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
     found = Counter[str]()
     for run, code in runs:
         found[outcome(run)] += 1
-        line = f"{plain(run.name, 200)}: {outcome(run)} {code}: {_words(run)}\n"
+        line = f"{plain(run.name, 200)}: {outcome(run)} {code}: {words_of(run)}\n"
         yield line if style.unicode else line.encode("ascii", "replace").decode()
         del run
     yield total(found) + "\n"
@@ -119,7 +67,7 @@ def as_markdown(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]
     yield "| run | outcome | exit code | findings |\n| --- | --- | ---: | --- |\n"
     for run, code in runs:
         found[outcome(run)] += 1
-        line = f"| {inert(plain(run.name, 200))} | {outcome(run)} | {code} | {inert(_words(run))} |\n"
+        line = f"| {inert(plain(run.name, 200))} | {outcome(run)} | {code} | {inert(words_of(run))} |\n"
         yield line if style.unicode else line.encode("ascii", "xmlcharrefreplace").decode()
         del run
     yield f"\n{total(found)}\n"

@@ -45,6 +45,8 @@ class LogNotes:
             one, counted from 1; of a notebook the cells of code that these are outputs of. None: it is no text.
         counted_steps: whether its lines say no step, so that they are numbered.
         runs: how many runs the file holds.
+        others: numbers of the runs beside the one that is read, those that would be read next first; empty if one
+            was asked for.
         part: which of several runs is read, as ``run 2 of 3``; empty if the file holds one.
         reader: the notes of the run, which take the cells that are no numbers.
     """
@@ -58,6 +60,7 @@ class LogNotes:
         self.counted_steps = False
         self.environment = ""
         self.runs = 1
+        self.others: tuple[int, ...] = ()
         self.part = ""
         self._lists: set[str] = set()
 
@@ -82,14 +85,19 @@ class LogNotes:
         self.runs = len(runs)
         if not runs:
             return 0, 0
-        longest = max(runs, key=lambda run: (run.kind == "rewards", run.after - run.first, run.first))
-        number = self.run or 1 + runs.index(longest)
+        by_size = sorted(
+            range(1, len(runs) + 1),
+            key=lambda at: (runs[at - 1].kind == "rewards", runs[at - 1].after - runs[at - 1].first, at),
+            reverse=True,
+        )
+        number = self.run or by_size[0]
         if number > len(runs):
             raise InputError(f"{name}: no run {number} is there; it holds {len(runs)}")
         if len(runs) > 1:
             label = runs[number - 1].label
             self.part = f"run {number} of {len(runs)}" + (f" ({label})" if label else "")
         if len(runs) > 1 and self.run is None:
+            self.others = tuple(by_size[1:])
             more = f" and {len(runs) - 4:,} more" if len(runs) > 4 else ""
             how = "runs," if runs[0].label else "runs one after another, of"
             self.tell(

@@ -1,0 +1,64 @@
+"""A log with several runs in it: each is checked, and the report is of the one with the worst fault."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rolloutdoctor.engine.check import check
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.locations.paths import natural_key
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
+from rolloutdoctor.results.errors import RolloutDoctorError
+from rolloutdoctor.results.findings import Report, Severity
+from rolloutdoctor.results.several import CheckedRun
+from rolloutdoctor.views.run_line import outcome, words_of
+
+_MOST_RUNS = 10
+"""Runs of one log that are checked though nobody asked for each."""
+
+_MOST_BYTES = 2**25
+"""Bytes that are read again for them, as each reads the whole file: some 15 seconds of a console."""
+
+
+def of_worst_run(run: Run, report: Report, options: CheckOptions | None) -> Report:
+    """Return the report of the run in a log that has the worst fault, with a note on each of the others.
+
+    Args:
+        run: that of its log that was read: the longest with rewards.
+        report: of that run, which stays where no other one has a worse fault.
+        options: what to check of the others, and how; None: they are not checked, and the report says so.
+    """
+    others = run.metrics.others if run.metrics_only else ()
+    if not others:
+        return report
+    name = run.files[0]
+    most = min(_MOST_RUNS - 1, _MOST_BYTES // max(Path(others[0]).parent.stat().st_size, 1))
+    first = CheckedRun(report.part.partition(" of ")[0], run.files, report)
+    found = [first, *(_checked(path, options) for path in others[:most] if options is not None)]
+    worst = max(found, key=_severity)
+    in_order = sorted(found, key=lambda one: natural_key(one.name))
+    notes = [f"{one.name}: {outcome(one)}, {words_of(one)}" for one in in_order if one is not worst]
+    if worst is not first:
+        notes.insert(0, f"{name}: of its runs {worst.name} has the worst fault; give {name}/N for another one")
+    chosen, left = worst.report or report, len(others) + 1 - len(found)
+    if left:
+        count = f"{len(found)} of them" if len(found) > 1 else "the only one"
+        chosen = replace(chosen, part=f"{chosen.part}, {count} checked")
+        notes.append(f"{left:,} more {'run was' if left == 1 else 'runs were'} not checked: --each checks all")
+    return replace(chosen, notes=(*chosen.notes, *notes))
+
+
+def _checked(path: str, options: CheckOptions) -> CheckedRun:
+    name = f"run {Path(path).name}"
+    try:
+        with open_any([path], trainer=None, options=ConvertOptions(), tell=lambda _: None, logs_alone=True) as run:
+            return CheckedRun(name, (path,), check(run, options))
+    except RolloutDoctorError as error:
+        return CheckedRun(name, (path,), None, str(error))
+
+
+def _severity(run: CheckedRun) -> int:
+    """Rank a run by its worst fault; what is no fault, and what could not be read, is 0."""
+    worst = None if run.report is None else run.report.worst()
+    return int(worst) if worst is not None and worst >= Severity.WARNING else 0

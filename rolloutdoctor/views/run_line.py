@@ -1,0 +1,62 @@
+"""What came out of each of several runs, in a line, and of all of them."""
+
+from collections import Counter
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.results.several import CheckedRun
+from rolloutdoctor.views.layout import many
+from rolloutdoctor.views.style import plain
+
+
+def outcome(run: CheckedRun) -> str:
+    """The worst of a run, in a word.
+
+    >>> outcome(CheckedRun("a", ("a",), None, "no such file"))
+    'unreadable'
+    """
+    if run.report is None:
+        return "unreadable"
+    if run.report.nothing_checked:
+        return "untested"
+    worst = run.report.worst()
+    return worst.label if worst is not None and worst >= Severity.WARNING else "no fault"
+
+
+def total(found: Counter[str]) -> str:
+    """Say how many runs have which outcome, the worst first.
+
+    >>> total(Counter({"no fault": 2, "error": 1}))
+    '3 runs: 1 with errors, 2 without a fault.'
+    """
+    words = [
+        f"{found[kind]:,} {words}"
+        for kind, words in (
+            ("unreadable", "unreadable"),
+            ("error", "with errors"),
+            ("warning", "with warnings"),
+            ("untested", "untested"),
+            ("no fault", "without a fault"),
+        )
+        if kind in found
+    ]
+    return f"{many(found.total(), 'run')}: {', '.join(words)}."
+
+
+def words_of(run: CheckedRun) -> str:
+    """The headline of the worst fault, and the codes of the others."""
+    if run.report is None:
+        return plain(run.error, 300)
+    parts = []
+    faults = [finding for finding in run.report.causes if finding.severity >= Severity.WARNING]
+    if faults:
+        parts.append(f"{faults[0].code} {plain(faults[0].headline, 200)}")
+    if faults[1:]:
+        parts.append(f"also {', '.join(finding.code for finding in faults[1:])}")
+    below = [one for one in run.report.findings if one.follows_from and one.severity >= Severity.WARNING]
+    for cause in dict.fromkeys(one.follows_from for one in below):
+        codes = [one.code for one in below if one.follows_from == cause]
+        parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
+    size = run.report.input
+    words = "; ".join(parts) or f"{run.report.coverage.tested} of {run.report.testable} rules tested"
+    rows = "" if run.report.is_log_alone else f"{many(size.rows, 'row')}, "
+    return f"{words} ({rows}{many(size.steps, 'step')})"
