@@ -756,6 +756,21 @@ NEW = {
             "response_length": np.linspace(100, 300, STEPS),
             "reward": FLAT,
         },
+        "info",
+    ),
+    "longer responses without a reward": (
+        "RDT006",
+        {"truncated_share": [0.0] * STEPS, "response_length": np.linspace(100, 300, STEPS)},
+        "clean",
+    ),
+    "longer responses that earn more": (
+        "RDT006",
+        {"truncated_share": [0.0] * STEPS, "response_length": np.linspace(100, 300, STEPS), "reward": RISES},
+        "clean",
+    ),
+    "lengths of much noise": (
+        "RDT006",
+        {"truncated_share": [0.0] * STEPS, "response_length": noisy([300.0] * STEPS, 200.0), "reward": FLAT},
         "clean",
     ),
     "a reward that rises and slowly falls in much noise": (

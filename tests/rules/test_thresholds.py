@@ -392,6 +392,13 @@ BOUNDARIES = [
         lambda x: {"truncated_share": turns(0.0, 0.2), "response_length": turns(100, 100 * x)},
         ("clean", "warning"),
     ),
+    near(
+        "RDT006",
+        "half_again",
+        1.5,
+        lambda x: {"truncated_share": [0.0] * 30, "response_length": turns(100, 100 * x), "reward": [0.5, 0.6] * 15},
+        ("clean", "info"),
+    ),
     near("RDT006", "many", 0.4, lambda x: {"truncated_share": turns(0.0, x)}, ("info", "warning")),
     near("RDT006", "errors", 3.0, lambda x: {"truncated_share": swinging(0.2, 0.8, 1.2533 * x)}, ("clean", "warning")),
     near("RDT006", "errors", 3.0, lambda x: {"truncated_share": late(x)}, ("clean", "warning")),

@@ -31,7 +31,9 @@ class LengthGrowth(NumbersRule):
     over the last third has to be above that over the first by three standard errors, too. It is information; a warning
     if the share ends above 0.4, or the mean length above five times its start, and the reward did not rise
     by two standard errors between the thirds; an error above 0.95. With such a length a growth by 0.15 is a finding.
-    `onset` is the first step from which the running median stays above the middle of both. Confirmed.
+    `onset` is the first step from which the running median stays above the middle of both. Without such truncation, a
+    mean length of one and a half times its start or more, above its noise, is information where the reward is logged
+    and did not rise by two standard errors. Confirmed.
 
     ## What to do
     Raise the length limit, penalize length beyond a budget, or mask truncated responses; look at whether the reward
@@ -54,6 +56,8 @@ class LengthGrowth(NumbersRule):
     some: float = 0.15
     longer: float = 5.0
     nearly_all: float = 0.95
+    half_again: float = 1.5
+    """Times the mean length at the start: above it the length of a run is another than that of its first steps."""
     errors: float = 3.0
     """Standard errors of the two medians, and of the means of thirds: of steps of few responses the share is noise."""
     bought: float = 2.0
@@ -68,10 +72,10 @@ class LengthGrowth(NumbersRule):
         is_longer = length is not None and length.last > self.longer * length.first > 0
         growth = self.some if is_longer else self.growth
         if level.change <= growth or is_noise or (length is not None and length.change < 0):
-            return None
+            return self._without_truncation(run, context, level.last)
         is_whole = level.last > self.nearly_all
         if not is_whole and not _rose(values, self.errors):
-            return None
+            return self._without_truncation(run, context, level.last)
         rewards = logged(run, "reward")
         is_bought = rewards is not None and _rose(rewards, self.bought)
         at = crossing(values, (level.first + level.last) / 2, below=False)
@@ -99,6 +103,40 @@ class LengthGrowth(NumbersRule):
                 "truncated_last": Measure(level.last, "1"),
                 "onset": Measure(onset, "step"),
             },
+        )
+
+    def _without_truncation(self, run: Measured, context: Context, truncated: float) -> Judgement | None:
+        """Information on responses that are far longer at the end, and earned nothing by it."""
+        lengths, rewards = logged(run, "response_length"), logged(run, "reward")
+        if lengths is None or rewards is None:
+            return None
+        level, reward = ends(lengths), ends(rewards)
+        if not level.last >= self.half_again * level.first > 0 or not _rose(lengths, self.errors):
+            return None
+        if _rose(rewards, self.bought):
+            return None
+        # Where some lines have no length, places are not those of the table.
+        is_whole = len(lengths) == len(run.table)
+        at = crossing(lengths, (level.first + level.last) / 2, below=False) if is_whole else None
+        words = (
+            f"responses grew {from_to(level.first, level.last)} tokens on average, while the reward did not rise "
+            f"({from_to(reward.first, reward.last)})"
+        )
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=True,
+            headline=words,
+            message=f"{words}.",
+            evidence=f"medians over {counted(level.count, 'step')} at both ends of {len(lengths)}",
+            advice="read responses of the start and of the end: look for repetition and for text after the answer; "
+            f"penalize length, or lower {own_name(context, 'the response length limit')}",
+            measures={
+                "length_first": Measure(level.first, "tokens"),
+                "length_last": Measure(level.last, "tokens"),
+                "truncated_last": Measure(truncated, "1"),
+                "onset": Measure(None if at is None else step_at(run, at), "step"),
+            },
+            remark=words,
         )
 
 
