@@ -10,12 +10,18 @@ from rolloutdoctor.engine.configure import read_trainer_config
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, training_kind
 from rolloutdoctor.opening.stated.command_lines import read_commands
+from rolloutdoctor.opening.stated.json_configs import options_in_json
 from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of
 from rolloutdoctor.opening.stated.settings import title_of
 from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
 
 _MOST_FILES, _LARGEST = 40, 2**16
 """Files of a folder that are read, and the bytes of one."""
+
+_LARGEST_SUMMARY = 2**21
+"""Bytes of one that holds the numbers of the run, too."""
+
+_WORDS = re.compile(r"[_.-]")
 
 _SUFFIXES = frozenset({".sh", ".yaml", ".yml", ".json"})
 
@@ -53,7 +59,7 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
     others: list[Stated] = []
     files = (file for file in folder.iterdir() if file.suffix in _SUFFIXES and file != log and file.is_file())
     for file in sorted(islice(files, _MOST_FILES)):
-        found = _of_file(file, read.likely)
+        found = _of_file(file, log, read.likely)
         if found is None or not _fits(found, read):
             continue
         is_named = file.suffix != ".json" and _names(head, file)
@@ -73,11 +79,21 @@ def _names(text: str, file: Path) -> bool:
     return re.search(rf"(?<![\w.-]){re.escape(file.name)}(?![\w.-])", text) is not None
 
 
-def _of_file(file: Path, likely: Sequence[str]) -> Stated | None:
+def _of_summary(file: Path, log: Path, likely: Sequence[str]) -> Stated | None:
+    """Return what ``grpo_summary.json`` states beside ``grpo_metrics.jsonl``: a table of options above many numbers."""
+    is_of_log = file.suffix == ".json" and _WORDS.split(file.stem)[0] == _WORDS.split(log.stem)[0]
+    if not is_of_log or file.stat().st_size > _LARGEST_SUMMARY:
+        return None
+    return stated_of(file.name, options_in_json(file), likely)
+
+
+def _of_file(file: Path, log: Path, likely: Sequence[str]) -> Stated | None:
     """Return what a file states; None for one of another kind, and for one with several commands that differ."""
-    if _NOT.fullmatch(file.name.lower()) is not None or file.stat().st_size > _LARGEST:
+    if _NOT.fullmatch(file.name.lower()) is not None:
         return None
     try:
+        if file.stat().st_size > _LARGEST:
+            return _of_summary(file, log, likely)
         if file.suffix == ".sh":
             commands = read_commands(_text(file).split("\n"), file.name, likely)
             return commands[0] if len(commands) == 1 else None

@@ -16,6 +16,7 @@ from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.stated.calls import OF_TRAINING
 from rolloutdoctor.opening.stated.command_lines import assigned
+from rolloutdoctor.opening.stated.json_configs import options_in_json
 from rolloutdoctor.opening.stated.literals import Code, literal_of, parsed
 from rolloutdoctor.opening.stated.options import ReadLog, Stated
 from rolloutdoctor.opening.stated.settings import own_title
@@ -30,9 +31,11 @@ _LONGEST = 4_000
 
 _FEWEST = 2
 
+_JSON = (".json", ".jsonl", ".ndjson")
+
 
 def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
-    """Read which settings the code of a notebook, or the head of a console, states; None if fewer than two.
+    """Read which settings the code of a notebook, the head of a console, or JSON states; None if fewer than two.
 
     One with several values is left out: nobody knows which one counted.
 
@@ -55,6 +58,8 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
         # The line of a metric may stand before the whole of its step.
         settings = ((label, value) for label, value in numbers if label not in read.names)
         found, origin = _known(settings), f"printed config in {name}"
+    elif path.is_file() and path.suffix in _JSON:
+        found, origin = options_in_json(path), f"config in {name}"
     else:
         return None
     return Stated(origin, None, found) if len(found) >= _FEWEST else None
