@@ -185,6 +185,26 @@ def test_what_these_count_differs_from_loop_to_loop(tmp_path):
     assert own_options(Source.of(str(tmp_path / "a.ipynb"))) is None
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("EPSILON = 0.2\nr = torch.clamp(ratio, 1 - EPSILON, 1 + EPSILON)", {"EPSILON": 0.2}),
+        ("class C:\n    epsilon = 0.2\nr = ratio.clamp(min=1.0 - c.epsilon, max=1.0 + c.epsilon)", {"epsilon": 0.2}),
+        ("GRPO_EPSILON = 0.2\nGRPO_BETA = 0.04", {"GRPO_EPSILON": 0.2, "GRPO_BETA": 0.04}),
+        # The share of moves at random, a bound that is none of the ratio, and one of two values.
+        ("EPSILON = 0.2\nif random() < EPSILON:\n    explore()", {}),
+        ("EPSILON = 0.2\nr = torch.clamp(x, EPSILON, 1 - EPSILON)", {}),
+        ("EPSILON = 0.2\nr = torch.clamp(x, 1 - EPSILON, 1 + EPSILON)\nOptimizer(EPSILON=1e-8)", {}),
+        # The length of a rollout, and how many are drawn.
+        ("PPO_HORIZON = 128\nPPO_N_STEPS = 64", {}),
+    ],
+)
+def test_an_epsilon_is_a_clip_range_where_it_bounds_the_ratio(code, found, tmp_path):
+    cell = {"cell_type": "code", "source": f"lr = 2e-5\ngamma = 0.9\n{code}", "outputs": []}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert own_options(Source.of(str(tmp_path / "a.ipynb"))).values == {"lr": 2e-5, "gamma": 0.9} | found
+
+
 @pytest.mark.parametrize(("more", "trainer"), [({}, None), ({"completion_length": 90.0}, "trl")])
 def test_a_loop_of_ones_own_is_no_trainer_by_options_that_any_loop_has(tmp_path, more, trainer):
     values = {"loss": 0.1, "reward": 0.5, "kl": 0.01, "entropy": 0.6, "grad_norm": 1.0} | more

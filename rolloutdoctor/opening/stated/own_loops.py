@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from rolloutdoctor.opening.stated.command_lines import assigned
 from rolloutdoctor.opening.stated.json_configs import options_in_json
 from rolloutdoctor.opening.stated.literals import Code, literal_of, parsed
 from rolloutdoctor.opening.stated.options import ReadLog, Stated
-from rolloutdoctor.opening.stated.settings import own_title
+from rolloutdoctor.opening.stated.settings import own_title, title_of
 
 _ANY = ReadLog()
 
@@ -48,7 +48,8 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
     notebook = read_notebook(path)
     if notebook is not None:
         nodes = [node for cell in notebook.code for node in _of_training(parsed(cell))]
-        found, origin = _known(_of_calls(notebook), _given(nodes), _defaults(nodes)), f"code of {name}"
+        layers = _of_calls(notebook), _given(nodes), _defaults(nodes)
+        found, origin = _known(*layers, clips=_clips(nodes)), f"code of {name}"
     elif Console().detect(path) is not None:
         before, first = read.begins or (0, _HEAD)
         head = islice(
@@ -79,14 +80,19 @@ def _of_training(tree: ast.AST) -> Iterator[ast.AST]:
 _OF_EVALUATION = re.compile(r"(?i)(?:^|_)(?:eval|test|infer|chat|demo|valid)")
 
 
-def _known(*layers: Iterable[tuple[str, float]]) -> dict[str, object]:
-    """Return the settings of which each has one value; an earlier layer goes before a later one."""
+def _known(*layers: Iterable[tuple[str, float]], clips: Collection[str] = ()) -> dict[str, object]:
+    """Return the settings of which each has one value; an earlier layer goes before a later one.
+
+    Args:
+        layers: names and values.
+        clips: names that are clip ranges for certain, which `own_title` may doubt.
+    """
     found: dict[str, object] = {}
     titles: set[str] = set()
     for layer in layers:
         values: dict[str, dict[float, str]] = {}
         for name, value in layer:
-            if title := own_title(name):
+            if title := title_of(name) if name in clips else own_title(name):
                 values.setdefault(title, {})[value] = name
         for title in values.keys() - titles:
             if len(values[title]) == 1:
@@ -128,6 +134,25 @@ def _as_numbers(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, floa
         found = value if isinstance(value, (int, float)) else number(value) if isinstance(value, str) else None
         if found is not None and not isinstance(found, bool):
             yield name.rpartition(".")[2], float(found)
+
+
+def _clips(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return names that bound an importance ratio: ``EPSILON`` of ``torch.clamp(ratio, 1 - EPSILON, 1 + EPSILON)``."""
+    found = set()
+    for node in nodes:
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in ("clamp", "clip"):
+            continue
+        bounds = {ast.unparse(one) for one in (*node.args, *(keyword.value for keyword in node.keywords))}
+        lower = (_LOWER.fullmatch(bound) for bound in bounds)
+        found |= {match[1].rpartition(".")[2] for match in lower if match is not None and _above(match[1]) & bounds}
+    return found
+
+
+_LOWER = re.compile(r"1(?:\.0)? - ([\w.]+)")
+
+
+def _above(name: str) -> set[str]:
+    return {f"1 + {name}", f"1.0 + {name}"}
 
 
 def _given(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, float]]:

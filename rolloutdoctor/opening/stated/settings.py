@@ -163,6 +163,9 @@ _PARTS = {
 }
 """Parts of a dotted name that say of what it is, where that is not the policy in training."""
 
+_METHODS = ("grpo_", "ppo_", "rloo_", "rl_")
+"""What loops put before the name of a setting of the method."""
+
 _LONGEST, _MOST_PARTS = 60, 8
 _WORD = re.compile(r"[\w .:+-]*")
 """Of a value: a path, or what names its user, is none of a setting."""
@@ -178,11 +181,14 @@ def title_of(name: str) -> str:
 
     >>> title_of("actor_rollout_ref.actor.optim.lr"), title_of("critic.optim.lr"), title_of("Learning-Rate")
     ('learning rate', 'learning rate of the critic', 'learning rate')
-    >>> title_of("actor_rollout_ref.rollout.n"), title_of("trainer.project_name")
-    ('group size', '')
+    >>> title_of("actor_rollout_ref.rollout.n"), title_of("trainer.project_name"), title_of("GRPO_EPSILON")
+    ('group size', '', 'clip range')
     """
     parts = name.lower().replace("-", "_").split(".")
-    ends = (".".join(parts[at:]) for at in range(len(parts)))
+    ends = [".".join(parts[at:]) for at in range(len(parts))]
+    bare = [ends[-1].removeprefix(method) for method in _METHODS if ends[-1].startswith(method)]
+    # ``grpo_epsilon`` is that of the method; ``ppo_horizon`` is not that of the KL.
+    ends += [end for end in bare if end == "epsilon" or end not in _OF_A_CLASS]
     title = next((known for end in ends if (known := _by_name().get(end, ""))), "")
     whose = next((words for part in parts[:-1] if (words := _PARTS.get(part, ""))), "")
     return f"{title} {whose}".rstrip() if title else ""
