@@ -87,6 +87,40 @@ def test_a_kl_of_a_hundred_nats_in_ten_lines_is_no_outlier(large, lines, usual, 
     )
 
 
+MOVES, REST = [0.65, 0.5], [0.6] * 10
+
+
+@pytest.mark.parametrize(
+    ("log", "is_told"),
+    [
+        ({"accuracy": MOVES + REST}, True),
+        ({"reward": MOVES + REST}, True),
+        ({"accuracy": MOVES + REST, "grad_norm": [0.1, 0.1] + [0.0] * 10}, True),
+        # Nine lines; less than half of the log.
+        ({"accuracy": MOVES + REST[:9], "loss": [0.1, 0.2] + [0.0] * 9}, False),
+        ({"accuracy": MOVES * 6 + REST, "loss": [0.1, 0.2] * 6 + [0.0] * 10}, False),
+        ({"accuracy": MOVES * 5 + REST, "loss": [0.1, 0.2] * 5 + [0.0] * 10}, True),
+        # The last loss is one; a loss that is always 0, as on-policy.
+        ({"accuracy": MOVES + REST, "loss": [0.1, 0.2] + [0.0] * 9 + [0.1]}, False),
+        ({"accuracy": MOVES + REST, "loss": [0.0] * 12}, False),
+        # The gradient, the KL or the accuracy moves.
+        ({"accuracy": MOVES + REST, "grad_norm": [0.1] * 12}, False),
+        ({"accuracy": MOVES + REST, "kl": [0.01 * step for step in range(12)]}, False),
+        ({"accuracy": MOVES + REST[:9] + [0.61]}, False),
+        # One value is printed until the next evaluation.
+        ({"accuracy": [0.5, 0.5, *REST]}, False),
+        ({}, False),
+        # Groups without a spread of rewards are why, and other rules say so.
+        ({"reward": MOVES + REST, "reward_std": [0.1, 0.1] + [0.0] * 10}, False),
+    ],
+)
+def test_a_loss_of_0_from_some_step_on(log, is_told):
+    report = check_log("RDM003", **{"loss": [0.1, 0.2] + [0.0] * 10, **log})
+    found = [one for one in report.findings if "training stopped" in one.headline]
+    assert [(one.severity.label, one.verdict) for one in found] == [("warning", "exposed")] * is_told
+    assert not is_told or " from there on, in 10 of " in found[0].headline
+
+
 def test_a_length_that_collapses_while_the_reward_rises_is_named_in_the_verdict(tmp_path):
     curves = ordinary()
     curves["completions/mean_length"][60:] = np.maximum(5, 420 * 0.8 ** np.arange(STEPS - 60))

@@ -17,6 +17,7 @@ from rolloutdoctor.rules.kl_oddities import improbable, negative, spike
 from rolloutdoctor.rules.logged_nonfinite import judge_nonfinite, nonfinite_columns
 from rolloutdoctor.rules.logged_oddities import ended, huge, impossible, without_value
 from rolloutdoctor.rules.logged_quantities import not_logged
+from rolloutdoctor.rules.loss_oddities import STOPPED, stopped
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
@@ -28,9 +29,8 @@ class LoggedAnomaly(TableRule):
     Reads every logged metric of training steps; for one of unknown name, only whether it is a number.
 
     ## Why it matters
-    A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step; in any other metric
-    it hides what the metric would show. A share above 1, a negative entropy or a negative mean of k2 or k3 is not what
-    its name says. (Gradient norms that stand out are `RDT008`'s.)
+    A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step; elsewhere it hides
+    what the metric would show. A negative entropy is not what its name says. (`RDT008` judges gradient norms.)
 
     ## How it is measured
     `nonfinite_steps` have a NaN or an infinity: an error in the loss, the gradient norm or those of a critic, else a
@@ -43,14 +43,13 @@ class LoggedAnomaly(TableRule):
     information where a log of so many lines has fewer than 0.01. `negative_kl_steps` have a KL below -0.01, which
     rounding in bfloat16 does not reach: a warning if the configuration says that the KL in the loss is k2 or k3. If
     nothing says so they are information, since k1 may be negative, and so are two below -0.001. `*_peak` is the largest
-    value divided by the mean of all others; of more than ten values, a `kl_peak` above 10 that their tail does not
-    explain, or above 100 nats, is a finding: a warning from half a nat, or if ten lines are above 100; information if
-    the peak is in one line, or in fewer than 2 %, and the KL returns to its level. So is a gradient norm above 1e7 a
-    warning: averages of tokens of rewards near 1 give none. All but a large value alone are confirmed.
+    value by the mean of all others; of more than ten values, a `kl_peak` above 10 that their tail does not explain, or
+    above 100 nats, is a finding: a warning from half a nat, or if ten lines are above 100; information in one line or
+    fewer than 2 %, if the KL returns to its level. Warnings are a gradient norm above 1e7, and a loss of 0 in the last
+    half of the lines while accuracy or reward stay the same and the KL does not move. Large values are not proved.
 
     ## What to do
-    Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
-    which tensor the metric is computed from.
+    Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check its estimator.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -111,7 +110,7 @@ class LoggedAnomaly(TableRule):
             is_finite=~is_bad.any(),
             beyond=pl.col("metric").filter(beyond).first(),
             beyond_value=logged.filter(beyond).first(),
-            **{name: value(name) for name in ("kl", "grad_norm", "response_kl")},
+            **{name: value(name) for name in ("kl", "grad_norm", "response_kl", *STOPPED)},
         )
         return table.with_columns(
             is_wrong=pl.col("kl") < -(self.below if context.objective is not None else self.below_of_k1)
@@ -163,6 +162,7 @@ class LoggedAnomaly(TableRule):
             improbable(run, context, chance=self.chance),
             negative(run, context, below=self.below, fewest_negative=self.fewest_negative),
             huge(run, context, norm_above=self.norm_above),
+            stopped(run, context, fewest=self.fewest),
             spike(run, context, fewest=self.fewest, peak_above=self.peak_above, small_kl=self.small_kl),
         )
         oddities = [oddity for oddity in looks if oddity is not None]
