@@ -14,10 +14,10 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward": (
         *("reward", "rewards", "reward_score", "rew", "ep_rew", "ep_reward", "episode_reward", "score", "scores"),
         *("total_reward", "total_rewards", "reward_total", "r_total", "batch_reward", "episode_return", "ep_return"),
-        "r",
+        *("rollout_reward", "rollout_rewards", "r"),
     ),
     "accuracy": ("accuracy", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
-    "reward_std": ("reward_std", "std_reward", "rewards_std"),
+    "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std"),
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
         *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio", "zvf"),

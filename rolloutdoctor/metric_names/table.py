@@ -61,15 +61,16 @@ _FEWEST_NAMES = 2
 
 
 _OF_ANY_LOOP = frozenset(
-    {"loss", "policy_loss", "reward", "reward_std", "kl", "entropy", "grad_norm", "learning_rate", "accuracy"}
+    {"loss", "policy_loss", "critic_loss", "reward", "reward_std", "kl", "entropy", "grad_norm", "learning_rate"}
+    | {"accuracy", "response_length", "clip_fraction"}
 )
 """Quantities that loops of anybody's own log by names that trainers have as well, and that tell no trainer."""
 
 _OF_ANY_TRAINER = frozenset({"accuracy", "reward", "reward_std", "response_length", "learning_rate"})
 """Quantities that mean the same whoever logs them: a number of one's own stands for one that the trainer lacks."""
 
-_OF_LOOPS = re.compile(r"(?:train/)?(?!kl_penalty|pg_loss)[^/]+")
-"""How they name them, but for NeMo-RL's penalty and slime's loss."""
+_OF_LOOPS = re.compile(r"(?:(?:train|rollout)/)?(?!kl_penalty|pg_loss|completion_length)[^/]+")
+"""How they name them, but for NeMo-RL's penalty, slime's loss and the length of TRL's first releases."""
 
 _OF_TRANSFORMERS = frozenset({"grad_norm", "learning_rate", "epoch"})
 
@@ -166,13 +167,15 @@ def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
 def tell_a_trainer(names: Collection[str]) -> bool:
     """Tell whether names are more than those that any loop has; the Trainer of transformers logs three at once.
 
+    The words of a trainer's name in another order are anybody's.
+
     >>> tell_a_trainer(["loss", "reward", "kl"]), tell_a_trainer(["loss", "reward", "completion_length"])
     (False, True)
     >>> tell_a_trainer(["train/loss", "train/reward", "train/grad_norm"]), tell_a_trainer(["train/loss", "train/lr"])
     (False, False)
     """
     return {*names} >= _OF_TRANSFORMERS or any(
-        name in _no_quantity() or (_owners(name) and not _is_of_any_loop(name)) for name in names
+        name in _no_quantity() or (is_named(name) and _owners(name) and not _is_of_any_loop(name)) for name in names
     )
 
 

@@ -133,7 +133,7 @@ def unrecognised(names: Collection[str]) -> list[str]:
     >>> unrecognised(["train/loss", "train/positive_nll_loss"])
     ['train/positive_nll_loss']
     """
-    taken = {name for name, _ in understood(names).values()} if whose(names) else taken_for(names)
+    taken = {name for name, _ in understood(names).values()} | {*(() if whose(names) else taken_for(names))}
     return [name for name in sorted(names) if not (name in taken or is_bookkeeping(name) or is_named(name))]
 
 

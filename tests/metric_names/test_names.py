@@ -9,9 +9,11 @@ import pytest
 
 import rolloutdoctor
 from rolloutdoctor.commands.explain import metrics
+from rolloutdoctor.metric_names.generic import taken_for
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
 from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose, writers
+from rolloutdoctor.metric_names.training_kind import unrecognised
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.table import trainer_from_metric_names
 from rolloutdoctor.views.style import Style
@@ -91,7 +93,17 @@ def test_names_that_anybody_may_choose_are_no_trainers():
     assert whose({"reward", "kl", "grad_norm", "consumed_samples"}) == "ms-swift"
 
 
-@pytest.mark.parametrize("names", [{"train/loss", "train/reward", "train/lr"}, {"loss", "reward", "kl", "grad_norm"}])
+OF_ANY_LOOP = (
+    {"train/loss", "train/reward", "train/lr"},
+    {"loss", "reward", "kl", "grad_norm"},
+    {"loss", "reward", "response_length", "clip_frac", "value_loss"},
+    # The words of OpenRLHF's and verl's names, in another order or with other marks between them.
+    {"rollout_reward_mean", "rollout_reward_std", "mean_response_length", "gradient_norm"},
+    {"rollout/reward", "rollout/reward_mean", "rollout/reward_std", "train/loss"},
+)
+
+
+@pytest.mark.parametrize("names", OF_ANY_LOOP)
 def test_what_any_loop_logs_tells_no_trainer_and_hides_nothing(names):
     assert whose(names) is None
     assert trainer_from_metric_names(names) is None
@@ -268,6 +280,12 @@ TRL_SUBSET = {"reward", "reward_std", "kl", "loss", "completions/mean_length", "
 def test_who_wrote_a_log(names, owner):
     assert whose(names) == owner
     assert whose(list(reversed(list(names)))) == owner
+
+
+def test_what_is_read_of_a_loop_is_not_called_unknown():
+    names = {"rollout_reward_mean", "rollout_reward_std", "mean_response_length", "mine"}
+    assert unrecognised(names) == ["mine"]
+    assert {*taken_for(names)} == names - {"mine"}
 
 
 def test_a_log_of_nobody_in_particular_is_understood_where_all_agree():
