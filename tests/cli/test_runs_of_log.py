@@ -72,7 +72,7 @@ def test_as_many_runs_are_checked_as_are_said_to_be(runs, part, tmp_path):
     lengths = [40, *range(30, 30 - runs + 2, -1)]
     report = rd.check(write(tmp_path / "a.log", *(steady(at, seed=at) for at in lengths), rising(12)))
     assert report.part == part
-    assert (report.notes[-1] == "1 more run was not checked: --each checks all") == (runs == 11)
+    assert (report.notes[-1] == "1 more run was not checked: `check --each` checks all") == (runs == 11)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,9 @@ def test_a_report_that_has_to_be_of_one_run_says_that_the_others_were_not_checke
     said = CliRunner().invoke(app, ["check", str(path), "--save-state", str(tmp_path / "state")])
     assert said.stdout.startswith("Run 2 of 2, the only one checked: ")
     assert rd.check(f"{path}/2").part == "run 2 of 2"
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(app, ["report", str(path), "-o", str(page)]).exit_code == 0
+    assert "Run 2 of 2, the only one checked: " in page.read_text()
 
 
 def test_each_tells_the_runs_in_a_log_of_a_folder_apart(tmp_path):

@@ -45,7 +45,7 @@ def of_worst_run(run: Run, report: Report, options: CheckOptions | None) -> Repo
     if left:
         count = f"{len(found)} of them" if len(found) > 1 else "the only one"
         chosen = replace(chosen, part=f"{chosen.part}, {count} checked")
-        notes.append(f"{left:,} more {'run was' if left == 1 else 'runs were'} not checked: --each checks all")
+        notes.append(f"{left:,} more {'run was' if left == 1 else 'runs were'} not checked: `check --each` checks all")
     return replace(chosen, notes=(*chosen.notes, *notes))
 
 

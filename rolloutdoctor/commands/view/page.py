@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from markupsafe import escape
 
+from rolloutdoctor.commands.check.runs_of_log import of_worst_run
 from rolloutdoctor.commands.plot.query import check_and_gather
 from rolloutdoctor.commands.view.query import Inspector, shared
 from rolloutdoctor.commands.view.worst_rows import WorstRows
@@ -52,6 +53,7 @@ def page_of(
     tell("reads every step, checks it and gathers its pictures")
     found, gallery, worst = check_and_gather(run, KINDS, options, fixes, progress, executor, beside=WorstRows)
     assert isinstance(worst, WorstRows)
+    found = of_worst_run(run, found, None)
     top = top_picture(found, gallery.drawn)
     lead = None if top is None else top[0]
     drawings = []
