@@ -590,3 +590,13 @@ def test_numbers_behind_bars_that_fill_the_beginning(tmp_path, bars):
     path = tmp_path / "slurm.out"
     path.write_text(f"Job information\n{head}{drawn}{drawn}{rows}\n", newline="")
     assert (kind_of(path) is not None) == (bars == 25_000)
+
+
+@pytest.mark.parametrize("updates", [2, 3])
+def test_updates_rarer_than_a_tenth_of_the_steps(tmp_path, updates):
+    steps = "".join(f"Step {n}: 2 candidates\n  Rewards: [0.{n % 9}, 0.5]\n" for n in range(1, 100))
+    lines = "".join(f"GRPO step {n}0/500 | loss: 0.0 | mean_reward: 0.{n} | KL: 0.01\n" for n in range(1, updates + 1))
+    path = tmp_path / "log.txt"
+    path.write_text(steps + lines)
+    logged = [row for _, _, row in read_log(Source.of(str(path)), LogNotes())]
+    assert sum("kl" in row for row in logged) == (updates if updates == 3 else 0)

@@ -31,9 +31,11 @@ class Pairs:
         found = of_one_counter([record for record in steps if _logs(record)]) or means
         times = Counter(name for record in found for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
-        yield from through_epochs(
-            [record for record in found if any(_OF_MANY * times[name] >= most for name in record.values)]
-        )
+        often = {name for name, count in times.items() if _OF_MANY * count >= most}
+        # Lines of updates may be rarer than the rewards of each step.
+        updates = [record for record in found if _is_of_update(record)]
+        often |= {name for record in updates for name in record.values if len(updates) >= _FEWEST_UPDATES}
+        yield from through_epochs([record for record in found if not often.isdisjoint(record.values)])
 
     def _steps(self, lines: Iterable[str]) -> Iterator["_Step"]:
         """Yield what stands above the first line with a counter, and each of these with what the lines below it add."""
@@ -162,6 +164,17 @@ _MEANS = ("mean_", "avg_", "average_")
 
 _OF_MANY = 10
 """A metric is of the log if it is in a tenth as many steps as the most common one: an evaluation is rarer than that."""
+
+_FEWEST_UPDATES = 3
+"""Lines with a loss and two more metrics that are known, which no response has again and again."""
+
+
+def _is_of_update(record: Printed) -> bool:
+    known = {*metric_quantities(record.values).values()}
+    return bool(_LOSSES & known) and len(known) >= FEWEST_NUMBERS
+
+
+_LOSSES = {"loss", "policy_loss"}
 
 
 def _logs(record: Printed) -> bool:
