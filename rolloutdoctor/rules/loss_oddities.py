@@ -1,4 +1,4 @@
-"""A logged loss that is 0 from some step to the end, of a training that stopped."""
+"""A logged loss of 0: to the end, of a training that stopped, or wherever all rewards of a line are equal."""
 
 import polars as pl
 
@@ -11,8 +11,47 @@ from rolloutdoctor.rules.table_rule import Measured
 STOPPED = ("loss", "reward", "accuracy")
 """Quantities by which a training that stopped is told, beside the gradient norm and the KL."""
 
+MANY, FEW, DISTINCT = 0.4, 3, 0.01
+"""Share of the lines that is told, lines of either kind that it takes, and a loss beside which 0 is no rounded one."""
 
-def stopped(run: Measured, context: Context, *, fewest: int) -> Oddity | None:
+
+def zero_losses(run: Measured, context: Context, *, fewest: int) -> Oddity | None:
+    """A loss of 0 to the end, or in the lines whose rewards are equal; nothing where the log tells their spread."""
+    if tells_spread(context):
+        return None
+    return _stopped(run, context, fewest=fewest) or _equal_rewards(run, fewest=fewest)
+
+
+def _equal_rewards(run: Measured, *, fewest: int) -> Oddity | None:
+    """Mean rewards of exactly 0 or 1 in just the lines whose loss is 0.
+
+    The mean of rewards between 0 and 1 is 0 or 1 only if each of them is. That the loss is 0 there and nowhere else
+    says that the lines have no advantage, and that nothing but the policy term is in the loss.
+    """
+    lines = run.table.drop_nulls(["loss", "reward"])
+    if len(lines) < fewest or not lines["reward"].is_between(0, 1).all():
+        return None
+    equal = lines.filter(pl.col("reward").is_in([0.0, 1.0]))
+    others = lines.filter(~pl.col("reward").is_in([0.0, 1.0]))
+    is_clear = (equal["loss"] == 0).all() and (others["loss"].abs() > DISTINCT).all()
+    if not is_clear or min(len(equal), len(others)) < FEW or len(equal) < MANY * len(lines):
+        return None
+    words = (
+        f"in {len(equal):,} of {counted(len(lines), 'line')} every response has the same reward (the mean is exactly 0 "
+        "or 1, and the loss is 0): they train nothing"
+    )
+    return Oddity(
+        severity=Severity.INFO,
+        confirmed=False,
+        words=words,
+        remark=words,
+        advice="use prompts that are neither solved nor too hard, sample more responses to a prompt, or drop "
+        "zero-variance groups",
+        why="A group whose rewards are all equal has advantages of 0.",
+    )
+
+
+def _stopped(run: Measured, context: Context, *, fewest: int) -> Oddity | None:
     """A loss of 0 in the last half of the lines or more, where the accuracy or the reward stays what it is.
 
     A loss of 0 alone proves nothing: on-policy, centred advantages cancel. So a gradient norm above 0 or a KL that
@@ -21,8 +60,7 @@ def stopped(run: Measured, context: Context, *, fewest: int) -> Oddity | None:
     table = run.table.sort("step")
     lines = table.drop_nulls("loss")
     moving = lines.filter(pl.col("loss") != 0)["step"]
-    # Where the log tells of groups without a spread of rewards, these are why.
-    if not len(moving) or tells_spread(context):
+    if not len(moving):
         return None
     end = lines.filter(pl.col("step") > moving[-1])
     if len(end) < max(fewest, len(lines) / 2):

@@ -121,6 +121,28 @@ def test_a_loss_of_0_from_some_step_on(log, is_told):
     assert not is_told or " from there on, in 10 of " in found[0].headline
 
 
+@pytest.mark.parametrize(
+    ("equal", "others", "log", "is_told"),
+    [
+        (4, 6, {}, True),
+        (3, 7, {}, False),
+        (7, 3, {}, True),
+        (8, 2, {}, False),
+        (4, 5, {}, False),
+        # A KL term moves the weights there; the others may be 0 by chance, as on-policy; a score above 1.
+        (4, 6, {"loss": [0.0] * 3 + [1e-4] + [0.5] * 6}, False),
+        (4, 6, {"loss": [0.0] * 4 + [0.5] * 5 + [0.009]}, False),
+        (4, 6, {"loss": [0.0] * 4 + [0.5] * 5 + [0.011]}, True),
+        (4, 6, {"reward": [0.0, 1.0] * 2 + [0.25] * 5 + [1.5]}, False),
+    ],
+)
+def test_means_of_0_or_1_in_the_lines_whose_loss_is_0(equal, others, log, is_told):
+    series = {"loss": [0.0] * equal + [0.5] * others, "reward": ([0.0, 1.0] * 4)[:equal] + [0.25] * others}
+    found = [one for one in check_log("RDM003", **{**series, **log}).findings if "train nothing" in one.headline]
+    assert [(one.severity.label, one.verdict) for one in found] == [("info", "exposed")] * is_told
+    assert not is_told or found[0].remark.startswith(f"in {equal} of 10 lines every response has the same reward")
+
+
 def test_a_length_that_collapses_while_the_reward_rises_is_named_in_the_verdict(tmp_path):
     curves = ordinary()
     curves["completions/mean_length"][60:] = np.maximum(5, 420 * 0.8 ** np.arange(STEPS - 60))

@@ -17,7 +17,7 @@ from rolloutdoctor.rules.kl_oddities import improbable, negative, spike
 from rolloutdoctor.rules.logged_nonfinite import judge_nonfinite, nonfinite_columns
 from rolloutdoctor.rules.logged_oddities import ended, huge, impossible, without_value
 from rolloutdoctor.rules.logged_quantities import not_logged
-from rolloutdoctor.rules.loss_oddities import STOPPED, stopped
+from rolloutdoctor.rules.loss_oddities import STOPPED, zero_losses
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
@@ -46,7 +46,7 @@ class LoggedAnomaly(TableRule):
     value by the mean of all others; of more than ten values, a `kl_peak` above 10 that their tail does not explain, or
     above 100 nats, is a finding: a warning from half a nat, or if ten lines are above 100; information in one line or
     fewer than 2 %, if the KL returns to its level. Warnings are a gradient norm above 1e7, and a loss of 0 in the last
-    half of the lines while accuracy or reward stay the same and the KL does not move. Large values are not proved.
+    half of the lines while accuracy or reward stays; of rewards 0 and 1 it is information. Large values are exposed.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check its estimator.
@@ -162,7 +162,7 @@ class LoggedAnomaly(TableRule):
             improbable(run, context, chance=self.chance),
             negative(run, context, below=self.below, fewest_negative=self.fewest_negative),
             huge(run, context, norm_above=self.norm_above),
-            stopped(run, context, fewest=self.fewest),
+            zero_losses(run, context, fewest=self.fewest),
             spike(run, context, fewest=self.fewest, peak_above=self.peak_above, small_kl=self.small_kl),
         )
         oddities = [oddity for oddity in looks if oddity is not None]
