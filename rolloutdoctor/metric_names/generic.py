@@ -16,7 +16,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         *("total_reward", "total_rewards", "reward_total", "r_total", "batch_reward", "episode_return", "ep_return"),
         *("rollout_reward", "rollout_rewards", "r"),
     ),
-    "accuracy": ("accuracy", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
+    "accuracy": ("accuracy", "accuracies", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
     "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std"),
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
@@ -36,7 +36,11 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "policy_gradient_loss",
     ),
     "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss"),
-    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "gnorm", "grad"),
+    "grad_norm": (
+        *("grad_norm", "gradnorm", "gradient_norm", "gnorm", "grad"),
+        # An L2 norm that says no more may be of the weights.
+        *("grad_l2_norm", "gradient_l2_norm", "total_grad_norm"),
+    ),
     "ratio": (
         *("importance_ratio", "prefix_importance_ratio", "sequence_importance_ratio", "prob_ratio", "policy_ratio"),
         *(f"{part}/importance_ratio" for part in ("optim", "loss", "policy", "actor", "actions")),
@@ -49,13 +53,14 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         *("mean_length", "avg_length", "mean_len", "avg_len"),
     ),
     "learning_rate": ("lr", "learning_rate"),
+    "tool_calls": ("tool_calls", "num_tool_calls"),
 }
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout|ppo|grpo|env)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats)(?![a-z])|/(mean|avg|average)$"
+    r"^(train|rollout|ppo|grpo|env|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats)(?![a-z])|/(mean|avg|average)$"
 )
-"""What says that a number is a mean, or of the training."""
+"""What says that a number is a mean, of the training, or whose: ``skyrl.ai/grad_norm``."""
 
 _BRACKETED = re.compile(r"([^()]{1,100}?)_?\(([^()]{1,100})\)?")
 
@@ -81,7 +86,7 @@ _OF_ANY_LOG = frozenset(
         "advantage",
         "advantages",
     }
-    | {"accuracy", "acc", "perplexity", "ppl", "logps"}
+    | {"accuracy", "accuracies", "acc", "perplexity", "ppl", "logps"}
 )
 """Words in the names of metrics, which no option and no clock has."""
 

@@ -66,7 +66,9 @@ _OF_ANY_LOOP = frozenset(
 )
 """Quantities that loops of anybody's own log by names that trainers have as well, and that tell no trainer."""
 
-_OF_ANY_TRAINER = frozenset({"accuracy", "reward", "reward_std", "response_length", "learning_rate"})
+_OF_ANY_TRAINER = frozenset(
+    {"accuracy", "reward", "reward_std", "response_length", "learning_rate", "grad_norm", "tool_calls"}
+)
 """Quantities that mean the same whoever logs them: a number of one's own stands for one that the trainer lacks."""
 
 _OF_LOOPS = re.compile(r"(?:(?:train|rollout)/)?(?!kl_penalty|pg_loss|completion_length)[^/]+")

@@ -288,6 +288,28 @@ def test_what_is_read_of_a_loop_is_not_called_unknown():
     assert {*taken_for(names)} == names - {"mine"}
 
 
+@pytest.mark.parametrize(
+    ("name", "quantity"),
+    [
+        ("skyrl.ai/grad_norm", "grad_norm"),
+        ("train/grad_l2_norm", "grad_norm"),
+        # It may be of the weights.
+        ("l2_norm", None),
+        ("rollout/tool_calls_avg", "tool_calls"),
+        ("train_accuracies_avg", "accuracy"),
+        ("val_accuracies_avg", "accuracy"),
+        ("eval_acc", "accuracy"),
+        ("val_grad_norm", None),
+    ],
+)
+def test_names_of_loops(name, quantity):
+    assert quantities({name}) == ({} if quantity is None else {quantity: name})
+    # Beside a trainer that has no such metric it is read as well.
+    of_trainer = {"env/all/reward/total", "env/all/by_group/frac_mixed", "optim/entropy"}
+    found = quantities({name, *of_trainer}, trainer="tinker-cookbook")
+    assert found.get(quantity) == (None if quantity is None else name)
+
+
 def test_a_log_of_nobody_in_particular_is_understood_where_all_agree():
     assert quantities(["reward", "loss", "kl", "mine"]) == {"reward": "reward", "loss": "loss", "kl": "kl"}
     found = understood(["critic/score/mean", "critic/rewards/mean", "actor/pg_loss"])
