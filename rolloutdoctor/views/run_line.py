@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.views.layout import many
 from rolloutdoctor.views.style import plain
@@ -57,6 +57,14 @@ def words_of(run: CheckedRun) -> str:
         codes = [one.code for one in below if one.follows_from == cause]
         parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
     size = run.report.input
-    words = "; ".join(parts) or f"{run.report.coverage.tested} of {run.report.testable} rules tested"
+    words = "; ".join(parts) or _tested(run.report)
     rows = "" if run.report.is_log_alone else f"{many(size.rows, 'row')}, "
     return f"{words} ({rows}{many(size.steps, 'step')})"
+
+
+def _tested(report: Report) -> str:
+    """Say how many rules were tested, or why none of them applies."""
+    reasons = {rule.reason for rule in report.not_applicable}
+    if not report.testable and not report.skipped and len(reasons) == 1:
+        return reasons.pop()
+    return f"{report.coverage.tested} of {report.testable} rules tested"

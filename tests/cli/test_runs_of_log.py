@@ -95,6 +95,13 @@ def test_a_report_that_has_to_be_of_one_run_says_that_the_others_were_not_checke
     assert "Run 2 of 2, the only one checked: " in page.read_text()
 
 
+def test_a_run_of_another_training_is_said_to_be_one(tmp_path):
+    tuning = [{"loss": 2.0 - at / 10, "learning_rate": 1e-4, "epoch": at / 10} for at in range(1, 9)]
+    policy = [{"loss": 0.1, "reward": row["reward"], "epoch": row["step"] / 50} for row in steady(20)]
+    notes = rd.check(write(tmp_path / "a.log", tuning, policy)).notes
+    assert notes[-1].startswith("run 1: untested, this is a log of ")
+
+
 def test_each_tells_the_runs_in_a_log_of_a_folder_apart(tmp_path):
     write(tmp_path / "a.log", rising(15), steady(40))
     said = CliRunner().invoke(app, ["check", "--each", str(tmp_path)])
