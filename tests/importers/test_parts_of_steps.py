@@ -152,3 +152,33 @@ def test_epochs_of_an_update_are_no_epochs_of_the_run(tmp_path):
     rows = [{"step": step, "epoch": epoch, "loss": float(epoch)} for step in range(6) for epoch in range(2)]
     found, _ = told_and_steps(tmp_path, rows)
     assert {step: row["loss"] for step, row in found.items()} == dict.fromkeys(range(6), 0.5)
+
+
+def samples(per_step, **more):
+    shown = {"completion_preview": "a b c " * 30, "level": "easy", "parts": {"format": 0.5}}
+    return [
+        {"global_step": place // per_step, "prompt_idx": place // 4, "reward": float(place % 4), **shown, **more}
+        for place in range(40)
+    ]
+
+
+@pytest.mark.parametrize("write", [json.dumps, lambda rows: "".join(json.dumps(row) + "\n" for row in rows)])
+def test_samples_that_show_the_beginning_of_a_response(tmp_path, write):
+    path = tmp_path / "log.json"
+    path.write_text(write(samples(4)))
+    told = []
+    found = [row["reward"] for _, _, row in read_log(Source.of(str(path)), LogNotes(told.append))]
+    assert found == [1.5] * 10
+    assert told == [f"{path}: 4 rows are of one step each: their means are read"]
+
+
+def test_samples_that_are_counted_one_by_one_are_no_steps(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(samples(1)))
+    assert kind_of(path) is None
+
+
+def test_samples_with_all_of_a_response_are_no_log(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(samples(4, response="a b c")))
+    assert kind_of(path) is None

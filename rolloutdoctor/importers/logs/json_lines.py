@@ -18,7 +18,7 @@ from rolloutdoctor.importers.logs.row_names import (
     is_long,
     of_rollouts,
 )
-from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
+from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain, without_excerpts
 from rolloutdoctor.importers.logs.rows import entries_of, step_in
 from rolloutdoctor.importers.logs.rows_of_tracker import entries_of_tracker
 from rolloutdoctor.importers.logs.rows_with_steps import with_steps
@@ -43,7 +43,7 @@ class JsonLines:
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
         rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
-        is_log = _are_steps(rows) or _are_samples(rows)
+        is_log = _are_steps(rows) or are_samples([*map(without_excerpts, rows)])
         return kind_of_rows(rows) or ("JSON Lines of logged numbers" if is_log else None)
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
@@ -51,7 +51,9 @@ class JsonLines:
         if is_history(lines.first_object(Path(source.path)) or {}):
             yield from entries_of_tracker([row for row, _ in _rows(source, notes)], source.name, notes)
             return
-        rows = with_steps([(plain(row), where) for row, where in _rows(source, notes)], source.name, notes)
+        rows = with_steps(
+            [(plain(without_excerpts(row)), where) for row, where in _rows(source, notes)], source.name, notes
+        )
         for of_run, where in of_one_run(rows, source.name, notes):
             yield from entries_of(of_run, where, notes)
 
@@ -126,7 +128,7 @@ def _are_steps(rows: Sequence[Mapping[str, object]]) -> bool:
     )
 
 
-def _are_samples(rows: Sequence[Mapping[str, object]]) -> bool:
+def are_samples(rows: Sequence[Mapping[str, object]]) -> bool:
     """Tell the rewards of samples, several a step, beside which nothing says of which group they are."""
     steps = [step_of_row(row) for row in rows]
     return (
@@ -195,5 +197,4 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
 
 
 def _of_numbers(row: Mapping[str, object]) -> str:
-    trainer = whose(row)
-    return "JSON Lines of logged numbers" + (f", named as {trainer} does" if trainer else "")
+    return "JSON Lines of logged numbers" + (f", named as {trainer} does" if (trainer := whose(row)) else "")

@@ -87,6 +87,23 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
     return row if is_of_rollout and not any(map(_is_of_update, flat)) else flat
 
 
+def without_excerpts(row: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the numbers of a row that shows the beginning of a response: without all of it, it is no rollout.
+
+    >>> without_excerpts({"step": 3, "reward": 0.5, "completion_preview": "So", "level": "easy"})
+    {'step': 3, 'reward': 0.5}
+    """
+    is_cut = any(isinstance(value, str) and _EXCERPTS & {*name.lower().split("_")} for name, value in row.items())
+    if not is_cut or of_rollouts(row.keys()) & {"response", "response_ids"} or not any(name in row for name in STEPS):
+        return row
+    own = {name: value for name, value in row.items() if not of_rollouts([name]) - {"reward"}}
+    return {name: value for name, value in own.items() if name in (*RUNS, *STEPS, *_PHASES) or is_number(value)}
+
+
+_EXCERPTS = frozenset({"preview", "snippet", "excerpt", "truncated"})
+"""Words in the name of a text that is not whole."""
+
+
 def _is_of_update(name: str) -> bool:
     known = generic(name.rpartition("/")[2]) or generic(name)
     return known is not None and known.quantity in _OF_UPDATES

@@ -4,12 +4,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from rolloutdoctor.importers.logs.json_lines import kind_of_rows
+from rolloutdoctor.importers.logs.json_lines import are_samples, kind_of_rows
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.parts_of_steps import step_of_row
 from rolloutdoctor.importers.logs.printed import is_log_line
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, of_rollouts
-from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain
+from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain, without_excerpts
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -59,6 +59,8 @@ def _tables(body: object, is_named: bool, depth: int = 0, label: str = "") -> It
     is_of_episodes = False
     if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
         is_of_episodes = len(body) >= _FEWEST and all(map(is_episode, body[:_LOOKED_AT]))
+        samples = [*map(without_excerpts, body)]
+        body = samples if are_samples(samples[:_LOOKED_AT]) else body
         numbered = counted(body)
         found = [(numbered, True) if numbered else ([*map(plain, body)], False)]
     elif isinstance(body, dict):
@@ -160,7 +162,7 @@ def _is_log(rows: Rows, is_named: bool) -> bool:
     has_step = any(name in first for name in STEPS)
     is_of_numbers = is_named and has_step and all(map(is_number, first.values())) and is_log_line(first)
     is_of_trainer = any("step" in row and len(TRAINER & row.keys()) > 1 for row in some)
-    if is_of_numbers or is_of_trainer or kind_of_rows(some) is not None:
+    if is_of_numbers or is_of_trainer or kind_of_rows(some) is not None or are_samples(some):
         return True
     # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's, or each step
     # has one reward.
