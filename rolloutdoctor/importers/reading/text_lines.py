@@ -18,9 +18,6 @@ SNIFFED = 2**20
 _FURTHEST = 2**25
 """Bytes behind them that are looked through where progress bars fill them."""
 
-_DRAWN_OVER = re.compile(rb"[^\r\n]*+\r(?!\n)")
-"""What a terminal does not show: text from which the cursor went back to the beginning of its line."""
-
 _LONGEST = 2**20
 """Bytes of a line; what is longer holds a text, or was never a line."""
 
@@ -47,11 +44,16 @@ def beginning(path: Path) -> list[str]:
     try:
         with _opened(path) as file:
             start = file.read(SNIFFED)
-            if len(start) == SNIFFED and 2 * len(_DRAWN_OVER.sub(b"", start)) < SNIFFED:
-                start += _DRAWN_OVER.sub(b"", file.read(_FURTHEST))[:SNIFFED]
+            if len(start) == SNIFFED and 2 * len(_shown(start)) < SNIFFED:
+                start += _shown(file.read(_FURTHEST))[:SNIFFED]
     except OSError:
         return []
     return list(lines_in(start)) if is_text(start) else []
+
+
+def _shown(text: bytes) -> bytes:
+    """Return what a terminal shows of a text: of each line what was drawn last."""
+    return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n"))
 
 
 @contextmanager
