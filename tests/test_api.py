@@ -46,6 +46,7 @@ def test_the_example_of_the_page_runs(tmp_path):
     assert (tmp_path / "advantages.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_command(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
@@ -119,6 +120,7 @@ assert not heavy, heavy
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_every_result_is_a_frame(tmp_path):
     run = rd.open(SAMPLE)
     report = rd.check(run, select=["RDA"], steps="0:20")

@@ -107,6 +107,7 @@ def test_the_book_loads_nothing_heavy(code):
     assert loaded_after(code) == []
 
 
+@pytest.mark.slow
 def test_the_rules_load_polars_alone():
     """Their measures are expressions."""
     assert loaded_after("import rolloutdoctor.rules.table") == ["polars"]

@@ -83,6 +83,7 @@ def test_what_does_not_fit(tmp_path, monkeypatch, group, new, words):
     assert str(error.value).startswith("acme-rl offers acme_rl.")
 
 
+@pytest.mark.slow
 def test_the_sentence_for_a_package_that_does_not_fit(command, tmp_path):
     packages = tmp_path / "packages"
     shutil.copytree(PLUGINS, packages)

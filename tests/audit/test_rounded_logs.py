@@ -62,6 +62,7 @@ def test_a_log_of_few_digits_agrees(name, words):
     assert any(note.startswith(f"the log holds {words}:") for note in report.notes)
 
 
+@pytest.mark.slow
 def test_a_log_with_all_digits_is_not_said_to_be_rounded():
     assert not any("digit" in note for note in as_it_is("run").notes)
 

@@ -133,6 +133,7 @@ def test_without_micro_batches_only_what_depends_on_them_is_in_doubt():
     assert tallies["reward"].disagree == 1
 
 
+@pytest.mark.slow
 def test_a_cut_that_gives_the_same_by_chance_does_not_settle_it():
     """The token mean is the mean of the rows' means here, and that of pairs of rows is not."""
     values = {"a": -0.7, "b": 0.4, "none": 0.0}

@@ -105,7 +105,7 @@ def test_advantages_of_few_digits_agree(tmp_path, name, words):
     assert serious(report) == serious(exact)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["healthy", "verl_rejected", "slime_ppo"])
 @pytest.mark.parametrize("words", ["8 bits", "11 bits", "4 decimals"])
 def test_log_probs_of_few_digits_prove_no_fault(tmp_path, name, words):

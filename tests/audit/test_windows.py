@@ -49,6 +49,7 @@ def entries(report):
     return {entry.quantity: entry for entry in report.audit}
 
 
+@pytest.mark.slow
 def test_means_over_windows_agree(averaged):
     found = rd.check(rd.open(averaged()))
     loss = entries(found)["loss"]

@@ -40,6 +40,7 @@ def test_a_baseline_lists_the_findings(written):
     }
 
 
+@pytest.mark.slow
 def test_known_findings_do_not_fail(tmp_path, written):
     assert checked(tmp_path, written)[0] == 0
     assert checked(tmp_path, written, "--fail-on", "warning")[0] == 0

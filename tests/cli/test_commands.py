@@ -117,6 +117,7 @@ def test_a_log_alone_in_which_nothing_can_be_tested_is_3(rolloutdoctor, tmp_path
     assert "Healthy" not in found.stdout
 
 
+@pytest.mark.slow
 def test_a_required_rule_that_was_skipped_is_3(rolloutdoctor, tmp_path):
     path = write_run(tmp_path / "nameless.parquet")
     for words in (["--require", "RDA001"], ["--require", "RDI001,RDA", "--exit-zero"]):
@@ -217,6 +218,7 @@ def test_an_unreadable_input_is_one_sentence_and_2(rolloutdoctor, tmp_path, make
     assert found.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_json_is_the_same_bytes_each_time_and_on_each_device_setting(rolloutdoctor, run):
     first = rolloutdoctor("check", run, "--format", "json", "--device", "cpu")
     again = rolloutdoctor("check", run, "--format", "json", "--device", "cpu")
@@ -247,6 +249,7 @@ def test_output_file_is_written_whole(rolloutdoctor, run, tmp_path):
     assert json.loads(target.read_text())["schema_version"] == 1
 
 
+@pytest.mark.slow
 def test_settings_file_environment_and_command_line_in_this_order(rolloutdoctor, run, tmp_path):
     (tmp_path / "rolloutdoctor.toml").write_text(
         'fail-on = "warning"\nformat = "json"\n[set]\n"algorithm.adv_estimator" = "opo"\n'
@@ -346,6 +349,7 @@ def test_the_book_imports_nothing_heavy(words, unwanted):
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.slow
 def test_one_rule_of_the_book_needs_no_trainer():
     code = (
         "import sys, rolloutdoctor.rules.table\n"
@@ -426,6 +430,7 @@ def test_info_says_what_is_missing_and_how_to_record_it(rolloutdoctor, run):
     assert "RDA001" in body["runnable"]
 
 
+@pytest.mark.slow
 def test_steps_and_split_select(rolloutdoctor, tmp_path):
     path = write_run(
         tmp_path / "run.parquet", metadata=VERL, step=[0, 0, 1, 1], split=["train", "train", "eval", "eval"]

@@ -16,7 +16,7 @@ def test_without_a_name_all_runs_give_their_verdict(rolloutdoctor):
     assert "rolloutdoctor.recorders.trl" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", DEMOS)
 def test_with_a_name_it_is_what_check_says(rolloutdoctor, name):
     whole = rolloutdoctor("demo", name)

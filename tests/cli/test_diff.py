@@ -83,7 +83,7 @@ def test_json_has_every_step_and_part(rolloutdoctor, tmp_path):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("sample", "width", "by"),
     [

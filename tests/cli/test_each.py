@@ -108,6 +108,7 @@ def a_log(path, *, seed=0, names=("loss", "kl", "grad_norm"), digits=17, **value
     path.write_text("\n".join([",".join(["step", *rows[0]]), *lines]))
 
 
+@pytest.mark.slow
 def test_logs_of_three_trainings_are_three_runs(rolloutdoctor, tmp_path):
     for seed in range(3):
         a_log(tmp_path / f"seed{seed}.csv", seed=seed)

@@ -123,6 +123,7 @@ def test_a_file_that_is_replaced_by_a_longer_one(rolloutdoctor, tmp_path):
     assert watch() == 9
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
     """It looks damaged: what took its place is read instead."""
     path = tmp_path / "run.parquet"
@@ -148,6 +149,7 @@ def refused(*given):
     raise InputError("it is damaged")
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("steps", "seed", "words"),
     [(range(1, 3), 0, "step 4 was counted and is there no more"), (range(1, 9), 1, "step 1 holds other rows")],

@@ -63,6 +63,7 @@ def test_a_job_finds_no_command_in_what_is_printed(text, shown):
     assert without_commands(text) == shown
 
 
+@pytest.mark.slow
 def test_names_in_a_job_are_no_commands(rolloutdoctor, tmp_path, monkeypatch):
     columns = random_columns(3) | {"sample_id": [f"##[add-path]/{row}" for row in range(72)]}
     columns["policy_log_probs"] = [[float("nan")] * len(row) for row in columns["policy_log_probs"]]

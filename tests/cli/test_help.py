@@ -65,6 +65,7 @@ def test_words_are_completed():
     assert [word for word, _ in complete.kinds("adv")] == ["advantages"]
 
 
+@pytest.mark.slow
 def test_completion_imports_no_torch():
     code = (
         "import sys; from rolloutdoctor.cli import complete as c; "

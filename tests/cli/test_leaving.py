@@ -144,7 +144,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("text", "words"),
     [(EVIL, words) for words in COMMANDS] + [("\u200f\u2069", words) for words in COMMANDS if "--format" not in words],
@@ -249,7 +249,7 @@ MEASURING = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.usefixtures("every_format")
 @pytest.mark.parametrize("words", MEASURING, ids=" ".join)
 @pytest.mark.parametrize("value", HOSTILE)

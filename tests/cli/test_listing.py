@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 REJECTED = SAMPLES / "verl_rejected.parquet"
 
 
+@pytest.mark.slow
 def test_all_places_and_not_the_worst_few(rolloutdoctor, tmp_path):
     done = rolloutdoctor("check", REJECTED, "--list", "RDA001", "--format", "jsonl", "--device", "cpu", "--quiet")
     assert done.returncode == 0

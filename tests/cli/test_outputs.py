@@ -109,7 +109,7 @@ def test_an_input_is_never_an_output(rolloutdoctor, folder, name, given, how):
     assert contents(folder) == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_link_stays_one_and_permissions_stay(rolloutdoctor, folder, name):
     out = COMMANDS[name][2]

@@ -58,7 +58,7 @@ def test_json_holds_the_numbers_of_every_step(rolloutdoctor, run):
     assert {"type": "step", **step} == json.loads(lines[1])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("sample", ["run", "verl_rejected", "slime_ppo", "healthy"])
 def test_samples_reproduce_what_was_logged(rolloutdoctor, sample):
     path = SAMPLES / f"{sample}.parquet"

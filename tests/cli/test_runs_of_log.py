@@ -66,6 +66,7 @@ def test_of_equal_faults_that_of_the_run_that_is_read_is_reported(tmp_path):
     assert not any("worst" in note for note in report.notes)
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("runs", "part"), [(10, "run 10 of 10"), (11, "run 1 of 11, 10 of them checked")])
 def test_as_many_runs_are_checked_as_are_said_to_be(runs, part, tmp_path):
     # The last one is the shortest, and so the last to be looked at.
@@ -84,6 +85,7 @@ def test_a_large_log_is_not_read_for_each_of_its_runs(more, part, tmp_path, monk
     assert rd.check(path).part == part
 
 
+@pytest.mark.slow
 def test_a_report_that_has_to_be_of_one_run_says_that_the_others_were_not_checked(tmp_path):
     path = write(tmp_path / "a.log", rising(15), steady(40))
     assert rd.check(rd.open(path)).part == "run 2 of 2, the only one checked"

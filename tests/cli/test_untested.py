@@ -56,6 +56,7 @@ def test_info_fits_a_screen(made, tmp_path, monkeypatch):
     is_stored(f"info-{made.__name__}", text)
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("made", [log_alone, completions], ids=lambda made: made.__name__)
 def test_a_remedy_is_said_once(made, tmp_path):
     text = page("check", "-v", made(tmp_path))

@@ -64,6 +64,7 @@ def test_what_the_page_says_is_said(tmp_path, edit, words, said):
     assert said in PAGE
 
 
+@pytest.mark.slow
 def test_rows_of_a_trajectory_with_the_advantage_of_another_turn(tmp_path):
     path = edited(tmp_path, "advantages_of_the_turn_before")
     options = {"algorithm.adv_estimator": "grpo"}

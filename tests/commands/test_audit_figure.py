@@ -69,6 +69,7 @@ def test_a_fix_is_compared_beside_the_options():
     assert max(one.worst) <= 1 < max(one.after)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_known_fix_in_place_is_not_accused(differing):
     entries = tuple(AuditEntry(name, 9, 9, 0.5, with_fixes=("rejected-rows",)) for name in ("advantages", "loss"))
     report = replace(Report("0", "cpu", "float32", InputSummary()), audit=entries)

@@ -36,6 +36,7 @@ def columns():
     return found
 
 
+@pytest.mark.slow
 def test_a_run_is_equal_to_itself(compared):
     found = compared(columns(), columns())
     assert not found.differs
@@ -49,6 +50,7 @@ def test_a_run_is_equal_to_itself(compared):
     assert verdict(found) == "All 72 rows in 3 steps are equal in both runs."
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_does_not_matter(compared):
     mine = columns()
     order = np.random.default_rng(0).permutation(72)
@@ -57,6 +59,7 @@ def test_the_order_of_rows_does_not_matter(compared):
     assert not found.differs
 
 
+@pytest.mark.slow
 def test_the_first_difference_is_the_first_in_causal_order_of_the_earliest_step(compared):
     mine, other = columns(), columns()
     other["reward"] = list(other["reward"])
@@ -86,6 +89,7 @@ def test_the_first_difference_is_the_first_in_causal_order_of_the_earliest_step(
     assert "In that step prompt, response and response_mask are equal." in verdict(found)
 
 
+@pytest.mark.slow
 def test_another_length_is_another_response(compared):
     mine, other = columns(), columns()
     row = next(row for row in range(24) if len(other["response_ids"][row]) > 2)
@@ -100,6 +104,7 @@ def test_nan_equals_nan(compared):
     assert compared(small(), small()).first is None
 
 
+@pytest.mark.slow
 def test_other_options_show_in_the_loss_of_equal_rows(compared):
     other = TRL | {"config": TRL["config"] | {"beta": 0.25}}
     found = compared(columns(), columns(), metadata=(TRL, other))
@@ -110,6 +115,7 @@ def test_other_options_show_in_the_loss_of_equal_rows(compared):
     assert "The objectives differ" in " ".join(found.notes)
 
 
+@pytest.mark.slow
 def test_rows_that_share_nothing_are_compared_by_step(compared):
     other = columns()
     other["sample_id"] = [f"x{name}" for name in other["sample_id"]]
@@ -124,6 +130,7 @@ def test_rows_that_share_nothing_are_compared_by_step(compared):
     assert reward.values == tuple((rewards[step], rewards[step - 1]) for step in (1, 2))
 
 
+@pytest.mark.slow
 def test_what_is_not_comparable_is_said(compared):
     mine, other = small(), small()
     del other["ref_log_probs"]

@@ -36,6 +36,7 @@ def run(request, tmp_path):
     return request.param, write(tmp_path / "run.parquet", columns, metadata)
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("run", OPTIONS, indirect=True)
 def test_every_command_has_the_fix(run, tmp_path):
     fix, path = run

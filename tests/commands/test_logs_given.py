@@ -109,6 +109,7 @@ def test_every_value_of_the_log_agrees(folder, log):
     assert found.stderr.startswith("rolloutdoctor: logged metrics from ")
 
 
+@pytest.mark.slow
 def test_nothing_but_advantages_is_compared_without_a_log(folder):
     report = json.loads(run("check", "healthy.parquet", *FEW).stdout)
     assert {entry["quantity"].partition(" ")[0] for entry in report["audit"]} == {"advantages"}

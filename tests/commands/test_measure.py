@@ -60,6 +60,7 @@ def test_rows_are_what_evaluate_gives(measured):
         assert found["sample_id"].to_list() == expected["sample_id"].to_list()
 
 
+@pytest.mark.slow
 def test_a_fix_has_columns_of_its_own(measured):
     dead = measured.rows.filter("zero_std")
     (label,) = {name.partition("/")[0] for name in measured.rows.columns if name.startswith("zero-std:loss/")}

@@ -75,7 +75,7 @@ def test_the_objective_says_which_options_decide_a_stage(trainer, stage, option,
     assert (option in decided.assumed + decided.stated) is decides
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("trainer", "options"),
     [
@@ -153,6 +153,7 @@ def test_a_release_that_was_not_read_is_never_healthy(tmp_path):
 RELEASES = {"read": "1.16.0", "older": "0.2.0", "not read": "9.9"}
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("state", "found"), [("read", (Severity.ERROR, "confirmed")), ("older", None), ("not read", None)]
 )

@@ -57,6 +57,7 @@ def test_recompute_and_diff_take_the_same(unstated):
     assert rd.recompute(run).steps == rd.recompute(stated).steps
 
 
+@pytest.mark.slow
 def test_the_user_may_name_the_trainer_alone(unstated):
     options = {"algorithm.use_kl_in_reward": False}
     found = rd.check(rd.open(unstated(metadata=False)), trainer="verl@0.9.1", options=options)

@@ -312,6 +312,7 @@ def test_tables_of_another_form_are_refused(tmp_path, content_of_a_state, name):
 numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=True, allow_infinity=True)
 
 
+@pytest.mark.slow(every=True)
 @given(
     st.recursive(
         st.none() | st.booleans() | numbers | st.text(),
@@ -327,6 +328,7 @@ def test_what_cannot_be_stored_is_an_error():
         json_of(object())
 
 
+@pytest.mark.slow
 def test_config_of_every_kind(tmp_path, columns):
     run = write(tmp_path / "run.parquet", columns, VERL)
     state = save(tmp_path / "a.state", [run])
@@ -334,6 +336,7 @@ def test_config_of_every_kind(tmp_path, columns):
     assert TRL["trainer"] != VERL["trainer"]
 
 
+@pytest.mark.slow
 def test_damaged_tables_are_refused_without_a_stack_on_stderr(capfd):
     """Polars would print one of Rust's, or end the process; pages, footers, names and notes of fields are hit."""
     cells = {"a": [1, 2, None], "b": ["x", None, "zz"], "c": [1.5, None, float("nan")], "d": [[1, 2], [], None]}

@@ -12,6 +12,7 @@ def checked(path, *options):
     return CliRunner().invoke(app, ["check", str(path), *options])
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("config", [{}, {"some_option": 1}])
 def test_a_trainer_that_is_not_known_refuses_no_rows(tmp_path, config):
     path = tmp_path / "run.parquet"

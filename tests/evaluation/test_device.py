@@ -234,7 +234,7 @@ def test_a_step_that_only_one_of_them_can_compute(moves, monkeypatch):
     assert not evaluator.compared
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize(
     "words",

@@ -295,6 +295,7 @@ def failing_from(behaviour, number):
     return allocate
 
 
+@pytest.mark.slow
 def test_full_memory_is_tried_once_in_halves(monkeypatch):
     batch, taken = random_batch(1, sizes=(8,) * 8, longest=60), {"": plain_objective("trl")}
     with pretended_gpu(monkeypatch) as counting:
@@ -364,6 +365,7 @@ def test_a_wrong_sum_of_the_probe(monkeypatch, large):
         probe(DEVICE)
 
 
+@pytest.mark.slow
 def test_a_wrong_gpu_ends_auto_on_the_cpu(large, monkeypatch):
     def wrong(batch, *given, **more):
         result = evaluate_all(batch, *given, **more)

@@ -582,6 +582,7 @@ def test_how_loops_print(tmp_path, line, names):
         assert values[n].items() >= {**names, of_reward: n + names[of_reward]}.items()
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("bars", [25_000, 12_000], ids=["most of the beginning", "less than half of it"])
 def test_numbers_behind_bars_that_fill_the_beginning(tmp_path, bars):
     drawn = "".join(f"\r 0%|          | {n}/30290 [00:01<9:00]" for n in range(bars))

@@ -74,6 +74,7 @@ def test_info_names_the_dump(rolloutdoctor):
     assert body["config"]["num_generations"] == {"value": 4, "origin": "file metadata", "assumed": False}
 
 
+@pytest.mark.slow
 def test_convert_then_check(rolloutdoctor, tmp_path):
     target = tmp_path / "run.parquet"
     found = rolloutdoctor("export", "--what", "run", MIXED, "-o", target)
@@ -160,7 +161,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_a_mapped_dump(rolloutdoctor, tmp_path, full_dump, command):
     path, mapping = full_dump

@@ -25,7 +25,7 @@ DUMPS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dump", DUMPS)
 def test_round_trip(tmp_path, dump):
     sources = [DATA / name for name in DUMPS[dump]]

@@ -101,6 +101,7 @@ def test_bytes(body, name):
         survives(Path(scratch), name)
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=15)
 @given(
     train=st.dictionaries(
@@ -214,6 +215,7 @@ def test_damaged_event_files(edits, cut):
             one_sentence(error)
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=15)
 # Bytes that are no text, where arrow does not look and Python raises.
 @example(kind="trl/mixed", which=0, edits=[(0.0625, 128)], cut=0)

@@ -434,6 +434,7 @@ def test_the_names_of_options_say_whose_they_are(names, trainer):
     assert trainer_of(dict.fromkeys(names)) == trainer
 
 
+@pytest.mark.slow
 def test_the_report_names_the_places():
     report, _ = checked(OUTPUT)
     assert "options that nobody gave were read from README.md and checkpoint-12/training_args.bin" in report.notes

@@ -45,6 +45,7 @@ def texts_replaced(body, text):
     return text if isinstance(body, str) else body
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("importer", [*sorted(JSON_DUMPS), "slime"])
 def test_paths_in_a_dump_are_never_opened(tmp_path, audited, importer):
     secret = tmp_path / "secret-of-the-user"
@@ -67,6 +68,7 @@ def test_paths_in_a_dump_are_never_opened(tmp_path, audited, importer):
     assert not [event for event in events if secret.name in event]
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("importer", sorted(JSON_DUMPS))
 def test_json_nested_a_million_deep_is_one_sentence(tmp_path, importer):
     path = tmp_path / JSON_DUMPS[importer]

@@ -82,6 +82,7 @@ def test_a_record_that_wandb_numbers_when_it_sends_it(tmp_path):
     assert entries(run_folder(tmp_path, log_of(records)))[2, "train"] == {"a/b": 2.0}
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_read_as_far_as_it_is_whole(tmp_path):
     whole = log_of([config({"beta": 0.1}), *(history(row, n) for n, row in enumerate(rows(900)))])
     assert len(whole) > 2**15
@@ -139,6 +140,7 @@ def test_bytes_of_any_kind_are_one_sentence_in_little_memory(tmp_path):
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_file_of_chunks_without_an_end_takes_bounded_memory(tmp_path):
     data = bytearray(log_of([]))
     data += log_files.chunk(2, bytes(2**15 - 14))

@@ -59,6 +59,7 @@ def test_no_estimator_is_an_error(write, name, tmp_path):
     assert "RDA004" not in {one.code for one in findings(tmp_path).findings}
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("write", [swift, prime])
 def test_a_penalty_in_the_reward_is_no_residue_and_no_blow_up(write, tmp_path, monkeypatch):
     """Equal rewards whose advantages a penalty moves, and one far beyond the largest z-score of its group."""

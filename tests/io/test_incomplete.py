@@ -83,7 +83,7 @@ def checked(name, **layout):
     return check(open_run(["run.parquet"]), CheckOptions(device="cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_no_rule_that_reads_the_column_is_clean(name):
     whole, part = checked(name, null=None), checked(name)
@@ -109,6 +109,7 @@ def _read():
     return make_plan(CheckOptions().rules, _context()).columns
 
 
+@pytest.mark.slow
 def test_the_reference_decides_what_is_clean():
     """The test above sees something: rules do read some of these columns."""
     whole, part = checked("ref_log_probs", null=None), checked("ref_log_probs")

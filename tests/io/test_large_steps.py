@@ -96,7 +96,7 @@ def test_tokens_are_counted_as_they_are_read():
     assert told[-1] == (run.size(), run.size())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("place", [0, 137, -1])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_value_anywhere_is_found(place, value, monkeypatch):

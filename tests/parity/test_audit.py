@@ -108,7 +108,7 @@ def test_a_run_with_fully_masked_responses_agrees(trainer):
         agrees(replace(setup, **masked), but=("RDA001",))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("mode", VARIANTS)
 def test_a_healthy_run_of_every_policy_loss_of_verl_agrees(mode):
     for number in range(MORE or 1):

@@ -35,7 +35,7 @@ def true_findings(name):
     return found | {"RDM003", "RDI001"} if name in UNDEFINED else found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_agrees(name, tmp_path):
     report = rd.check(opened(name, tmp_path))

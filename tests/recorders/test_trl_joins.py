@@ -85,7 +85,7 @@ def test_a_wrong_line_of_a_later_update_is_found(recorded, tmp_path):
     assert entries["loss"].compared - entries["loss"].agree == (0 if name == "an uneven split" else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 def test_older_recordings_have_their_generations_in_the_identifiers(recorded, tmp_path):
     _, path = recorded
     older = copied(path, tmp_path, without=["generation_id", "trained_beyond", "response_mask_pre"])
@@ -101,6 +101,7 @@ def test_without_optimizer_steps_nothing_of_an_update_is_confirmed(recorded, tmp
     assert "no optim_step_id" in {entry.quantity: entry for entry in report.audit}["loss"].reason
 
 
+@pytest.mark.slow
 def test_trained_padding_is_recorded(tmp_path):
     """A mask of ones trains the padding after a completion: the loss is that of the rows, padding included."""
     trainer = make_trainer(tmp_path, rewards=(shade,), steps=2, loss_type="grpo")

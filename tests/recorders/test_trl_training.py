@@ -21,6 +21,7 @@ def metadata_of(path):
     return RunMetadata.decode(pq.read_schema(path).metadata, "")
 
 
+@pytest.mark.slow
 def test_metadata_is_an_allow_list(tmp_path):
     run(tmp_path, steps=1, hub_token="secret")
     metadata = metadata_of(tmp_path / "run.parquet")

@@ -93,6 +93,7 @@ def test_it_stops_only_if_asked(tmp_path):
     assert any("stops the training, as stop_on asks: " in str(one.message) for one in caught)
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_training_alone(tmp_path):
     def broken():
         raise KeyError("something")

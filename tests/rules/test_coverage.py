@@ -35,7 +35,7 @@ DEFAULTS = {"trl": {}, "trl-rloo": {}, "verl": {"adv_estimator": "grpo"}, "slime
 each_rows = pytest.mark.parametrize("rows", ROWS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @each_rows
 @pytest.mark.parametrize("logged", LOGS)
 @pytest.mark.parametrize("setup", [*SETUPS, None])
@@ -229,6 +229,7 @@ def test_options_of_a_part_decide_over_it(name, data):
         assert part is Part.GROUP_STD or has_part(objective, part) != off, (part, drawn)
 
 
+@pytest.mark.slow
 def test_nothing_checked():
     report = report_on(run(steps=2), logged=logged_by("trl"), **SETUPS["trl"])
     assert not report.nothing_checked

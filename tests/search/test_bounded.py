@@ -65,7 +65,7 @@ def causes(found):
     return [each.cause.hypothesis for each in found.findings if each.cause is not None]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_padding_in_the_ratio_is_named(trainer):
     (found,) = report(trainer, steps_of(trainer, 4)).findings
@@ -75,12 +75,14 @@ def test_padding_in_the_ratio_is_named(trainer):
     assert "the loss lies within the bounds" in found.headline
 
 
+@pytest.mark.slow
 def test_padding_to_the_longest_of_a_micro_batch():
     found = report("trl-rloo", steps_of("trl-rloo", 4, micro=4))
     assert causes(found) == ["padding-in-ratio-of-micro-batches"]
     assert not found.findings[0].cause.also
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("steps", "is_named"), [(1, False), (2, True)])
 def test_one_step_is_too_little(steps, is_named):
     # A share of 16 rows is one of 17: 4.1 bits, and it takes 8.
@@ -95,7 +97,7 @@ def changed(steps, name, by):
     return [*steps[:-1], (batch, {**logged, name: logged[name] + by})]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("name", "by"),
     [("loss", 3.0), ("loss", -3.0), ("clip_ratio/region_mean", 1 / 16), ("clip_ratio/low_mean", -1 / 16)],
@@ -104,6 +106,7 @@ def test_one_value_outside_refutes_it(name, by):
     assert not causes(report("trl-rloo", changed(steps_of("trl-rloo", 4), name, by)))
 
 
+@pytest.mark.slow
 def test_likely_padding_that_leaves_rows_unclipped_is_not_it():
     # The ratio stays above 0.8 where padding costs less than 0.22 nats.
     steps = steps_of("trl-rloo", 4, least=0.0)

@@ -229,6 +229,7 @@ def test_an_impossible_advantage_is_not_explained_away():
     assert [finding.code for finding in found.findings] == ["RDA004"]
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("raised", "is_named"), [(2.0, True), (0.0, False)])
 def test_a_constant_factor_of_a_metric_is_named(raised, is_named):
     """Of rewards that nearly cancel, one mean is too uncertain: it tells a factor to more than one in ten thousand."""
@@ -251,6 +252,7 @@ def test_the_loss_is_not_blamed_for_a_metric():
     assert {finding.cause.hypothesis, *finding.cause.also} >= {"kl-loss-is-k1", "kl-metric-is-k1"}
 
 
+@pytest.mark.slow
 def test_a_run_that_has_a_fix_is_not_accused():
     fix = next(one for one in HYPOTHESES if one.code == FIX_CODE and one.name == "rejected-rows:singleton-raw")
     batch, metrics = planted("verl", [fix], a_batch())

@@ -107,7 +107,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", PLANTED)
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 def test_edited_advantages_are_named(trainer, name):
@@ -127,7 +127,7 @@ def blocks(batch, size, offset):
     return replace(batch, groups=Groups.of(index_N), group_ids=())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("trainer", "rows"), [("trl", 2), ("trl-rloo", 5), ("verl", -7)])
 def test_rewards_some_rows_off(trainer, rows):
     finding = only(run_of(trainer, steps_of(), rows=lambda batch: moved(batch, rows)))
@@ -156,7 +156,7 @@ def noisy(batch):
     return replace(batch, per_row={**batch.per_row, "reward": reward_N + 0.1 * chosen_N})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", OPTIONS)
 @pytest.mark.parametrize(("share", "size"), [(0.1, 4), (0.2, 8)])
 def test_some_rows_have_the_reward_of_another(trainer, share, size):
@@ -193,7 +193,7 @@ def test_rewards_that_could_be_of_any_row_accuse_nobody(kind):
     assert causes(report) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("bounds", [(None, 0.4), (None, 0.12345), (-0.2, None), (-0.3, 0.8)])
 @pytest.mark.parametrize("trainer", OPTIONS)
 def test_bounds_of_rewards_are_solved(trainer, bounds):
@@ -206,7 +206,7 @@ def test_bounds_of_rewards_are_solved(trainer, bounds):
     assert (finding.code, finding.cause.hypothesis) == ("RDM006", f"rewards-clipped-{'-'.join(said)}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("size", "offset"), [(5, 1), (4, 0), (16, 0), (8, 3)])
 def test_blocks_of_any_size(size, offset):
     finding = only(run_of("trl", steps_of(), rows=lambda batch: blocks(batch, size, offset)))
@@ -214,7 +214,7 @@ def test_blocks_of_any_size(size, offset):
     assert (finding.code, finding.cause.hypothesis) == ("RDI003", name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
@@ -233,7 +233,7 @@ def test_the_divisor_is_solved(changes, name):
     assert (finding.code, finding.cause.hypothesis) == ("RDA004", name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("scale", "weights"), [("group", (1.0, 0.5)), ("batch", (0.25, 1.0)), ("none", (1.0, 0.0)), ("group", (1.0, -1.0))]
 )
@@ -375,6 +375,7 @@ def test_an_added_term_is_named_with_its_size():
     assert "0.01 to 0.012 above" in finding.headline
 
 
+@pytest.mark.slow
 def test_a_factor_is_seen_beside_zeros():
     def metrics(values, evaluation):
         return {**values, "kl": 0.0 if evaluation.batch.step == 0 else 4 * values["kl"]}
@@ -415,6 +416,7 @@ def test_a_hypothesis_that_gives_0_in_every_step_is_accepted():
     assert (finding.code, finding.cause.hypothesis, finding.cause.as_found) == ("RDO006", "ratio-is-one", 4)
 
 
+@pytest.mark.slow
 def test_a_0_in_some_steps_says_nothing():
     def metrics(values, evaluation):
         return values if evaluation.batch.step == 0 else {**values, "loss": 0.0}

@@ -51,6 +51,7 @@ def test_the_offset_is_named_and_nothing_else_is_found(name, offset):
     assert {"loss", "kl"} & set(cause.explains) or "actor/pg_loss" in cause.explains
 
 
+@pytest.mark.slow
 def test_a_log_without_a_step_of_the_rows_is_a_note():
     report, exact = checked("healthy", 1000), as_logged("healthy")
     assert serious(report).keys() <= serious(exact).keys()

@@ -226,6 +226,7 @@ def test_rows_that_could_not_be_scored_and_count_as_1_are_named():
     assert named(report) == ("RDA004", "unparsable-rewarded")
 
 
+@pytest.mark.slow
 def test_rows_that_count_as_0_or_not_at_all_are_not_rewarded():
     assert named(run_of("trl", steps_of(reward=scored(0.2)), rows=filled(0.0))) == ("RDA005", "missing-reward-as-zero")
     assert is_clean(run_of("trl", steps_of(reward=scored(0.2))))
@@ -246,13 +247,14 @@ def instead(value):
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("value", [-1.0, 0.4, 5.0])
 def test_a_reward_of_0_that_is_replaced_is_named(value):
     report = run_of("verl", steps_of(reward=scored(0.0)), rows=instead(value))
     assert named(report) == ("RDA004", f"zero-replaced-by-{value:g}")
 
 
+@pytest.mark.slow
 def test_a_reward_of_0_that_another_function_replaces_is_named():
     def with_shaped(batch):
         draw = torch.Generator().manual_seed(100 + batch.step)
@@ -306,7 +308,7 @@ def segmented(seed=0, count=3):
         yield replace(batch, per_row=per_row)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["slime", "verl"])
 def test_segments_that_count_one_by_one_are_named_in_a_run_that_counts_trajectories(name):
     edit = by_name("every-segment-votes")
@@ -332,6 +334,7 @@ def test_a_run_that_never_counts_trajectories_has_no_segments_to_blame():
     assert of_fault(run_of("slime", segmented())) == [choose(ONE_VOTE).fix.code]
 
 
+@pytest.mark.slow
 def test_a_run_with_the_fix_is_not_accused():
     """Nothing states the fix, and the log has it."""
     fix = choose(ONE_VOTE)

@@ -156,6 +156,7 @@ def said(report):
     return found | {one.code: "found" for one in report.findings}
 
 
+@pytest.mark.slow
 def test_real_advantages_are_reproduced_and_the_loss_is_not_spoken_of():
     batch, options, logged = real_step()
     plain = diagnose([batch], trainer="skyrl", options=options, logged=logged)
@@ -249,6 +250,7 @@ def run(tmp_path):
 SENTENCE = "loss_mode = kl_cov changes the loss in a way that is not computed here"
 
 
+@pytest.mark.slow
 def test_commands(run, tmp_path):
     assert not [one for one in check(run).findings if one.severity.label == "error"]
     found = recompute(run, tmp_path / "out.parquet")

@@ -123,6 +123,7 @@ def test_a_mistake_is_one_sentence(call, words):
         call()
 
 
+@pytest.mark.slow
 def test_further_arguments_go_over_those_of_the_case():
     def scaled(rewards, group_index, factor):
         return factor * grpo(rewards, group_index)

@@ -168,12 +168,14 @@ def test_the_same_bytes_each_time(kind, form):
     assert b"dc:date" not in one
 
 
+@pytest.mark.slow
 def test_a_stack_has_the_same_bytes_too():
     one, other = (as_bytes(figure_of("gradient", gradient(60)), "gradient", "svg") for _ in range(2))
     assert b"clip0" in one
     assert one == other
 
 
+@pytest.mark.slow
 def test_settings_of_the_user_do_not_matter():
     import matplotlib as mpl
 

@@ -91,6 +91,7 @@ def test_every_output_is_held_against_its_schema():
     assert tested | {"identify", "verify", "info"} == OUTPUTS.keys()
 
 
+@pytest.mark.slow
 def test_a_field_without_a_schema_is_a_complaint():
     body = json.loads(printed(["check", "sample_data/run.parquet", *FEW, "--format", "json"]))
     body["findings"][0]["surprise"] = 1

@@ -49,6 +49,7 @@ def slow(batch):
     return float(np.cov(batch.column("old_log_probs"), advantage, ddof=0)[0, 1])
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("entropy", [True, False])
 def test_a_policy_that_learns_spends_entropy(entropy):
     steps = training(entropy=entropy)

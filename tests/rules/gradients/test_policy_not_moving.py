@@ -48,6 +48,7 @@ def test_a_policy_that_moves_however_slowly(rate):
     assert found_in(run(model(rate=rate))) is None
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_logged():
     batches = run(model(rate=0.0))
     # A warm-up, or a rate of 0: no update is to be expected. One of 1e-6 moves the weights.
@@ -81,6 +82,7 @@ def test_no_gradient_moves_nothing():
     assert skipped.reason.startswith("0 contexts recur after 4 updates")
 
 
+@pytest.mark.slow
 def test_what_hides_a_move():
     # Kernels whose noise is larger than a step, log-probs of few bits, and those of the sampler.
     (skipped,) = report_on(run(model(rate=0.0, noise=0.01)), **TRL).skipped

@@ -140,6 +140,7 @@ def test_the_test_by_hand():
     assert score([1, 2], [0, 1], [1, 2]) == 0
 
 
+@pytest.mark.slow
 def test_the_score_is_standard_normal_where_nothing_goes_with_age():
     draw = np.random.default_rng(0)
     scores = []

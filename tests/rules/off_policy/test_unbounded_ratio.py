@@ -61,6 +61,7 @@ def test_clean(batch):
     assert outcomes(report_on(batch, select=[CODE], **TRL)) == {CODE: "clean"}
 
 
+@pytest.mark.slow
 def test_a_token_among_many():
     old = [[-1.0, -1.0, -1.1, -2.2 if row == 1 else -1.0] for row in range(8)]
     many = [toy_batch([[1, 0]] * 4, old=[[-1.0] * 4] * 8, step=at) for at in range(1, 80)]

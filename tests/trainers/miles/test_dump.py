@@ -50,6 +50,7 @@ def test_each_row_is_that_of_its_shard(tmp_path, dump):
     assert {row["optim_step_id"] for row in rows} == {0, 1}
 
 
+@pytest.mark.slow
 def test_its_advantages_are_right_without_any_option(dump):
     report = findings(dump)
     assert not [found.code for found in report.findings if found.severity.label == "error"]
@@ -58,6 +59,7 @@ def test_its_advantages_are_right_without_any_option(dump):
     }
 
 
+@pytest.mark.slow
 def test_a_run_of_another_estimator_gives_no_error_without_options(dump):
     def as_rewards(body):
         columns = body["rollout_data"]

@@ -324,6 +324,7 @@ def codes(report):
     return {finding.code: finding for finding in report.findings}
 
 
+@pytest.mark.slow
 def test_a_healthy_run_has_no_warning(tmp_path):
     """What its own functions gave, as it writes it: every logged value is reproduced, and nothing is wrong."""
     report, told = checked(prime_rl_output(tmp_path / "run", "healthy"))
@@ -351,6 +352,7 @@ def test_a_part_of_the_output_finds_its_options(tmp_path, inside):
     assert not {finding.severity for finding in report.findings} - {Severity.INFO}
 
 
+@pytest.mark.slow
 def test_residue_that_passes_the_filter_is_named(tmp_path):
     """Eight rewards of 0.7 have a float32 mean that is none of them."""
     report, _ = checked(prime_rl_output(tmp_path / "run", "residue"))
@@ -362,6 +364,7 @@ def test_residue_that_passes_the_filter_is_named(tmp_path):
     assert {code for code, each in codes(report).items() if each.severity != Severity.INFO} == {"RDA003"}
 
 
+@pytest.mark.slow
 def test_without_traces_the_loss_is_that_of_the_exported_advantages(tmp_path):
     report, _ = checked(prime_rl_output(tmp_path / "run", "healthy", traces=False))
     audit = {entry.quantity: (entry.agree, entry.compared) for entry in report.audit}

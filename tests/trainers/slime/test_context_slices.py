@@ -90,7 +90,7 @@ def test_a_run_of_such_a_release_has_the_fault(made, config):
     assert ("after 0.3.1" in finding.advice) == name.startswith("slime")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_where_the_options_do_not_say_how_rows_were_cut(config, ranks):

@@ -142,6 +142,7 @@ def test_reward_is_the_one_that_trl_logged(tmp_path):
         assert sum(rewards) / len(rewards) == pytest.approx(logged[step], abs=1e-7)
 
 
+@pytest.mark.slow
 def test_without_a_trainer_state_it_says_so(tmp_path):
     shutil.copytree(TRL / "overwritten" / "completions", tmp_path / "completions")
     _, sink = converted(tmp_path / "run.parquet", tmp_path / "completions")
@@ -157,6 +158,7 @@ def test_without_a_trainer_state_it_says_so(tmp_path):
     assert not {"RDI002", "RDM002"} & {one.code for one in known.skipped}
 
 
+@pytest.mark.slow
 def test_an_option_that_was_assumed_is_asked_for_and_not_refuted(tmp_path):
     """TRL logs a KL where beta is above 0; a completions folder does not say what beta is."""
     shutil.copytree(TRL / "overwritten", tmp_path / "run")

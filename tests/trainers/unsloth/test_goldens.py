@@ -254,7 +254,7 @@ def test_a_healthy_run_gives_no_warning():
     assert [agree_of[name] for name in ("loss", "kl", "completion_length")] == [1, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
 def test_truncated_completions_that_come_back_are_found(loss_type):
     """The mask that the run states is not the one of its loss."""
