@@ -194,6 +194,7 @@ class Log:
         zero_std: its metric that holds the share of rows or groups without a spread of rewards, or None.
         ends: its metrics that hold the share of responses that were cut off, and the smallest, largest and mean
             length of a response; None where it does not log them.
+        ends_by_token: True if that share is of the responses without an end-of-sequence token.
         quantities: what each recomputed metric is, by name or pattern, in the words of
             `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
         not_recomputed: metrics that it logs (a star stands for any ending) and `Trainer.metrics` never gives, with
@@ -219,6 +220,7 @@ class Log:
     loss_is_whole: bool = False
     zero_std: str | None = None
     ends: tuple[str, str, str, str] | None = None
+    ends_by_token: bool = False
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     generation: tuple[str, ...] = ()

@@ -6,9 +6,6 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, percent
 from rolloutdoctor.rules.table_rule import Measured
 
-_BY_END = frozenset({"trl", "unsloth"})
-"""Trainers whose share counts the responses without an end-of-sequence token."""
-
 
 def many_truncated(run: Measured, lines: str, least: float, source: str, advice: str) -> Judgement | None:
     """Information on a share that is `least` or more throughout."""
@@ -35,7 +32,7 @@ def without_end(run: Measured, context: Context, lines: str, least: float, *, is
     share = float(run.table["counted"].mean() or 0.0)  # type: ignore[arg-type]
     if share < least:
         return None
-    is_by_end = context.writer is not None and context.writer.name in _BY_END
+    is_by_end = context.writer is not None and context.writer.log.ends_by_token
     whole = run.table.select((pl.col("counted") == 1).all()).item()
     if is_by_end:
         who = "no response ends" if whole else f"{percent(share)} of the responses do not end"

@@ -309,6 +309,7 @@ TRAINER = Trainer(
         kl=("kl",),
         loss_is_whole=True,
         zero_std="frac_reward_zero_std",
+        ends_by_token=True,
         ends=END_METRICS,
         quantities=QUANTITIES,
         not_recomputed=NOT_RECOMPUTED

@@ -129,6 +129,7 @@ TRAINER = Trainer(
         kl=("kl",),
         loss_is_whole=True,
         zero_std=trl.TRAINER.log.zero_std,
+        ends_by_token=True,
         ends=END_METRICS,
         quantities=trl.QUANTITIES | {"kl": "reward_kl"},
         not_recomputed=NOT_RECOMPUTED,
