@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 def is_chance_cluster(values: "Values", medians: "Values", level: float) -> bool:
     """Tell whether chance puts so many values above a level around the largest running median of a sparse series.
 
-    Where most neighbours are equal, as of rewards that are 0 but in a few steps, medians and their errors jump. The
-    values of the stretch whose medians are above the level are compared with a binomial of the share of all values that
-    are, at each place of the series. It is no chance if all values at the end are low, and too many for their share.
+    Where most neighbours are equal, as of rewards that are 0 but in a few steps, medians and their errors jump. So the
+    values of the stretch whose medians are above the level are counted: is one such stretch, anywhere in the series,
+    likely under a binomial of the share of all values above the level? Where the last values are all low, and are more
+    of them than that share allows, the series did fall, and the answer is no.
     """
     import numpy as np
 

@@ -79,7 +79,8 @@ def _recurring(run: Measured, context: Context, *, fewest: int) -> Oddity | None
     """
     values = run.table.drop_nulls("kl").sort("step")
     beyond = values.filter(pl.col("kl") > MOST_KL)
-    usual = max(float(part["kl"].median() or 0.0) for part in (values, values.tail(max(3, len(values) // 10))))  # type: ignore[arg-type]
+    ends = values, values.tail(max(3, len(values) // 10))
+    usual = max(part.select(pl.median("kl").fill_null(0.0)).item() for part in ends)
     if len(beyond) < fewest or usual > MOST_KL / 10:
         return None
     top = beyond.sort("kl", descending=True, maintain_order=True).row(0, named=True)

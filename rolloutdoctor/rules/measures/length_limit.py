@@ -37,7 +37,7 @@ class Lengths:
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Say how many lines have one length throughout, else how near to the limit the mean length is."""
-        at, size = float(run.table["share"].mean() or 0.0), run["length"] or 0.0  # type: ignore[arg-type]
+        at, size = run["truncated_share"] or 0.0, run["length"] or 0.0
         if at >= self.many and size >= max(self.least, stated_limit(context) or 0.0):
             words = f"every response in {percent(at)} of {self.lines} has {size:,.0f} tokens, as at a length limit"
             severity = Severity.WARNING if at >= self.nearly_all else Severity.INFO
@@ -83,8 +83,8 @@ def stated_limit(context: Context) -> float | None:
 
 def limit_of(table: pl.DataFrame, context: Context) -> float | None:
     """Return the limit that is stated, else the length of the longest response of nearly all lines."""
-    longest = table["most"].drop_nulls()
+    longest = table["most"].drop_nulls().to_numpy()
     if (stated := stated_limit(context)) is not None or len(longest) < _FEWEST:
         return stated
-    size = float(longest.max())  # type: ignore[arg-type]
-    return size if (longest == size).mean() >= _SAME else None  # type: ignore[operator]
+    size = float(longest.max())
+    return size if (longest == size).mean() >= _SAME else None

@@ -29,7 +29,7 @@ def without_end(run: Measured, context: Context, lines: str, least: float, *, is
     Stop strings and turns of a conversation end a response as well; then nothing is wrong with it, but that the policy
     never learns to end.
     """
-    share = float(run.table["counted"].mean() or 0.0)  # type: ignore[arg-type]
+    share = run.table.select(pl.mean("counted").fill_null(0.0)).item()
     if share < least:
         return None
     is_by_end = context.writer is not None and context.writer.log.ends_by_token
