@@ -37,8 +37,6 @@ def of_one_counter(records: Sequence[Printed]) -> list[Printed]:
     for record in records:
         steps.setdefault(record.counter, set()).add(record.step)
     main = max(steps.values(), key=len, default=set())
-    return [
-        replace(record, counter="step")
-        for record in records
-        if 2 * len(steps[record.counter] & main) >= len(steps[record.counter])
-    ]
+    # Asked once for each counter: a log may have a line for each of a million steps.
+    kept = {counter for counter, counted in steps.items() if 2 * len(counted & main) >= len(counted)}
+    return [replace(record, counter="step") for record in records if record.counter in kept]
