@@ -43,7 +43,7 @@ def _step(draw, step, rows, group):
     offsets = pa.array(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
     count = int(lengths.sum())
     policy = -draw.exponential(0.5, count).astype(np.float32)
-    noise = {"policy_log_probs": 0.0, "old_log_probs": 0.02, "ref_log_probs": 0.1, "rollout_log_probs": 0.03}
+    scales = {"policy_log_probs": 0.0, "old_log_probs": 0.02, "ref_log_probs": 0.1, "rollout_log_probs": 0.03}
     mask = np.ones(count, np.uint8)
     mask[np.repeat(draw.random(rows) < 0.03, lengths)] = 0
     group_of = np.arange(rows) // group
@@ -56,9 +56,9 @@ def _step(draw, step, rows, group):
         "reward": reward,
         "response_mask": pa.ListArray.from_arrays(offsets, pa.array(mask)),
     }
-    for name, scale in noise.items():
-        values = policy + (scale * draw.standard_normal(count)).astype(np.float32) if scale else policy
-        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values))
+    for name, scale in scales.items():
+        noise = (scale * draw.standard_normal(count)).astype(np.float32)
+        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(np.minimum(policy + noise, 0)))
     return pa.table(columns)
 
 
