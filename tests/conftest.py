@@ -21,9 +21,6 @@ sys.dont_write_bytecode = False
 # The parity tests call verl's functions, some of which are compiled on first use; that would take minutes.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
-# It registers a backend of torch, which a process does once; to look for doctests, pytest would import it again.
-collect_ignore = ["pretended_device.py"]
-
 # The marks `covers` and `compared`, and the option `--proof`.
 pytest_plugins = ["proof.plugin"]
 
@@ -103,6 +100,13 @@ def started():
     server.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Collect no doctests here: there are none, and to look for them imports what makes data, and trainers with it."""
+    found = yield
+    return [one for one in found if type(one) is pytest.Module]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Decide what is slow: `slow` families, and those that call real packages, but for a few of each.
@@ -127,12 +131,11 @@ def pytest_collection_modifyitems(items):
         kept |= shown
 
 
-# Of what is imported and collected nothing is garbage, and there is ever more of it to look through.
+# Of what is imported and collected next to nothing is garbage, and there is ever more of it to look through.
 gc.disable()
 
 
 def pytest_collection_finish():
     """Take what was imported out of the garbage collector's sight: trainers collect after every run."""
     gc.enable()
-    gc.collect()
     gc.freeze()

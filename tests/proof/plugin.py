@@ -5,11 +5,11 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
-from proof.claims import RUNNING, claims_of
+from proof.claims import RUNNING, Claim, claims_of
 
-CLAIMS: dict[str, None] = {}
+CLAIMS: dict[Claim, None] = {}
 """Of the tests that are to run."""
-COLLECTED: dict[str, None] = {}
+COLLECTED: dict[Claim, None] = {}
 """Of all tests that were collected."""
 LEFT_OUT: list[pytest.Item] = []
 """Tests that were collected and are not to run."""
@@ -31,8 +31,9 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    for items, claims in (session.items, CLAIMS), ([*session.items, *LEFT_OUT], COLLECTED):
-        claims.update((json.dumps(claim.plain()), None) for item in items for claim in claims_of(item))
+    CLAIMS.update((claim, None) for item in session.items for claim in claims_of(item))
+    COLLECTED.update(CLAIMS)
+    COLLECTED.update((claim, None) for item in LEFT_OUT for claim in claims_of(item))
     if not any("::" in word for word in session.config.args):
         SEEN.update(item.path for item in [*session.items, *LEFT_OUT])
 
@@ -53,5 +54,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         {"claim": claim.plain(), "what": what, "precision": precision, "error": error, "used": used}
         for (claim, what, precision), (error, used) in RUNNING.errors.items()
     ]
-    text = json.dumps({"claims": [json.loads(claim) for claim in CLAIMS], "errors": errors})
+    text = json.dumps({"claims": [claim.plain() for claim in CLAIMS], "errors": errors})
     Path(target).write_text(text, encoding="utf-8")
