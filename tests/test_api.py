@@ -168,6 +168,7 @@ def test_a_log_of_numbers_alone_is_opened_as_check_opens_it(tmp_path):
         rd.diff(rd.open(log), fixes=["zero-std"], trainer="trl")
 
 
+@pytest.mark.slow
 def test_a_dump_is_opened_through_a_run_file_that_goes_with_the_run(tmp_path, monkeypatch):
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -389,6 +390,7 @@ def test_batches_and_objective_take_rows_as_everything_else_does():
     assert [len(batch) for batch in rd.batches(rows, objective)] == [4]
 
 
+@pytest.mark.slow
 def test_print_shows_what_the_command_says(capsys):
     found = rd.check(SAMPLE, select=["RDA001"])
     print(found)

@@ -193,6 +193,7 @@ def test_parts_of_a_run_give_what_the_whole_gives(averaged, tmp_path):
     assert (parts[1] + parts[0]).audit["loss"].agree == 8
 
 
+@pytest.mark.slow
 def test_rules_on_numbers_and_vitals_use_means_over_windows(averaged):
     """A mean over five steps says what an entropy does as a value of one step does."""
     collapse = {5 * n: 2.0 * 0.3**n for n in range(1, 9)}

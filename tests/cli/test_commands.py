@@ -179,6 +179,7 @@ def test_a_bad_option_is_one_sentence_and_2(rolloutdoctor, run, words, parts):
         assert part in " ".join(found.stderr.split()), found.stderr
 
 
+@pytest.mark.slow
 def test_an_older_release_than_was_read_confirms_nothing_and_gives_no_numbers(rolloutdoctor, run, tmp_path):
     found = rolloutdoctor("check", run, "--trainer", "verl@0.1")
     assert (found.returncode, found.stderr) == (0, "")

@@ -49,7 +49,7 @@ def test_exit_code_only_where_asked(rolloutdoctor, run, tmp_path):
     assert rolloutdoctor("diff", run, "--against", "beta=0.25", "--exit-code").returncode == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("format_", ["full", "concise", "json", "jsonl", "markdown"])
 def test_the_same_bytes_each_time(rolloutdoctor, run, tmp_path, format_):
     words = ["diff", run, "--fix", "zero-std", "--fix", "rejected-rows", "--by", "reward", "--format", format_]
@@ -61,6 +61,7 @@ def test_the_same_bytes_each_time(rolloutdoctor, run, tmp_path, format_):
     assert target.read_text() == first.stdout
 
 
+@pytest.mark.slow
 def test_json_has_every_step_and_part(rolloutdoctor, tmp_path):
     path = write(tmp_path / "run.parquet", random_columns(0))
     words = ["diff", path, "--fix", "zero-std", "--fix", "rejected-rows", "--by", "group"]
@@ -123,6 +124,7 @@ def test_what_check_measures_is_what_diff_measures(rolloutdoctor):
     assert dead["spurious_share_l1"]["value"] == pytest.approx(measures["RDG001"]["grad_share_l1"]["value"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_fix_in_one_table(rolloutdoctor, run):
     found = rolloutdoctor("diff", run, "--all-fixes")
     assert (found.returncode, found.stderr) == (0, "")

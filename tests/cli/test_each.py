@@ -182,6 +182,7 @@ def test_lines_appear_before_the_last_run_is_checked():
         assert "one" in next(RENDERERS[form](runs(), ["one", "two"], style))
 
 
+@pytest.mark.slow
 def test_several_runs_in_a_file(rolloutdoctor, tmp_path):
     write(tmp_path / "good.parquet", healthy(), TRL)
     for form in RENDERERS:

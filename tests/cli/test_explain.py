@@ -91,6 +91,7 @@ def test_everything_is_a_line_each_and_no_kind_more_than_a_screen(rolloutdoctor,
     assert re.search(r"and \d+ more: `rolloutdoctor explain metrics`", text)
 
 
+@pytest.mark.slow
 def test_a_trainer_is_a_page_to_read(rolloutdoctor):
     """`trainers trl` was 1,191 words long, and `trainers` 11,088."""
     for name in ("trl", "verl", "slime"):

@@ -177,6 +177,7 @@ def test_rows_that_come_late(tmp_path):
         watch()
 
 
+@pytest.mark.slow
 def test_a_journal_that_was_cut_off(tmp_path):
     recorder = StepRecorder(tmp_path / "run.parquet", trainer="trl", version="1.16.0", config=growing.CONFIG)
     for step in (1, 2, 3):
@@ -213,6 +214,7 @@ def test_a_dump_of_json_lines(rolloutdoctor, tmp_path):
     assert not any("torn" in line for line in watch.said)
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("form", [log_files.wandb_folder, log_files.trackio, log_files.json_lines, log_files.console])
 def test_a_log_alone(rolloutdoctor, tmp_path, form):
     rows = [

@@ -29,6 +29,7 @@ def test_plot_writes_the_format_that_the_name_asks_for(rolloutdoctor, tmp_path, 
     assert target.read_bytes() == first
 
 
+@pytest.mark.slow
 def test_plot_by_step_with_a_fix(rolloutdoctor, tmp_path):
     target = tmp_path / "ridge.svg"
     found = rolloutdoctor("plot", "advantages", RUN, "--fix", "rejected-rows", "--by", "step", "-o", target)

@@ -201,7 +201,7 @@ def members(group):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_a_signal_while_the_program_is_imported(folder, share):
     """Imports are as quiet as the rest: most of a real start is imports."""

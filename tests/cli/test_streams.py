@@ -97,7 +97,7 @@ def test_closed_streams_do_not_become_files(run, printed, tmp_path):
     assert target.read_text() == printed(*PRINTED["check"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["rule", "check"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_streams_that_were_closed_before_the_start(name, stream):
@@ -109,6 +109,7 @@ def test_streams_that_were_closed_before_the_start(name, stream):
     assert ("standard output cannot be written (Bad file" in found.stderr) is (stream == "stdout")
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["check", "rule"])
 def test_a_working_directory_that_is_gone(name, tmp_path):
     line = f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir ../gone; exec "$@"'

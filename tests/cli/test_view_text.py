@@ -100,6 +100,7 @@ def strings(value):
     return [value] if isinstance(value, str) else []
 
 
+@pytest.mark.slow
 def test_every_answer_is_json_and_text_comes_as_it_is(served):
     text, api, ask = served
     asked = questions(text)

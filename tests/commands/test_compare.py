@@ -100,6 +100,7 @@ def test_another_length_is_another_response(compared):
     assert (found.first.a, found.first.b) == (None, None)
 
 
+@pytest.mark.slow
 def test_nan_equals_nan(compared):
     assert compared(small(), small()).first is None
 
@@ -185,6 +186,7 @@ def test_parts(compared):
     assert len(compared(many, many, by="reward").parts) == 10
 
 
+@pytest.mark.slow
 def test_every_format_renders(compared):
     found = compared(columns(), small(), by="length")
     style = Style(width=80)

@@ -30,6 +30,7 @@ def test_the_run_that_counts_failed_sessions_is_named(tmp_path):
     assert note.startswith("A counts")
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_two_runs_of_one_kind_or_without_an_accuracy(tmp_path):
     assert notes(tmp_path, BEFORE, BEFORE) == []
     assert notes(tmp_path, AFTER, AFTER) == []

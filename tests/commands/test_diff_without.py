@@ -142,6 +142,7 @@ def test_what_does_not_fit_is_refused(path):
         rd.diff(path, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_the_command_reads_names_and_files(path, tmp_path):
     words = ["diff", str(path), "--format", "concise", "--device", "cpu"]
     (tmp_path / "rows.txt").write_text("r3\n0/g1/r4\n")

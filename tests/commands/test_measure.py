@@ -172,6 +172,7 @@ def test_states_without_tables_are_loaded_as_before(tmp_path):
     assert load(str(state)).has_rows
 
 
+@pytest.mark.slow
 def test_tables_that_measure_did_not_write_together_are_refused(tmp_path):
     for number, name in enumerate("ab"):
         rd.measure(SAMPLE, steps=f"{number}:{number + 3}").write(tmp_path / name)

@@ -183,6 +183,7 @@ def dying_log(tmp_path, dies=21, moves=21):
     return path
 
 
+@pytest.mark.slow
 def test_a_log_without_terms_says_what_moved_and_what_begins_there(tmp_path):
     path = dying_log(tmp_path)
     (ledger,) = rd.why(path, "grad_norm").ledgers

@@ -92,6 +92,7 @@ def test_only_rows_of_another_split():
 # States.
 
 
+@pytest.mark.slow
 def test_examples_are_the_same_in_one_fold_and_in_parts():
     batches = [toy_batch([[100 + step % 3, 1]] * 4, mask=[[0], [1]] * 4, step=step) for step in range(6)]
     options = {"trainer": "verl", "adv_estimator": "rloo", "select": ["RDA001"]}
@@ -142,6 +143,7 @@ def test_groups_of_another_size_are_noted():
     assert not [note for note in clean.notes if "of another size" in note]
 
 
+@pytest.mark.slow
 def test_layout_is_noted_where_it_is_missing():
     words = "no micro_batch_id or optim_step_id"
     assert any(words in note for note in report_on(toy_batch([[1, 0]]), trainer="trl").notes)

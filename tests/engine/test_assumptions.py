@@ -110,6 +110,7 @@ def test_a_difference_is_confirmed_by_stated_options_and_exposed_beside_an_assum
     assert "--set scale_rewards=VALUE" in skipped.remedy
 
 
+@pytest.mark.slow
 def test_what_the_log_follows_from_is_not_in_doubt(tmp_path):
     """The same fault as above, in numbers that agree: options that nothing states are shown by the log itself."""
     spec = TRAINERS["trl"]
@@ -121,6 +122,7 @@ def test_what_the_log_follows_from_is_not_in_doubt(tmp_path):
     assert "RDA004" in dict(report.clean)
 
 
+@pytest.mark.slow
 def test_a_value_of_a_file_that_is_not_understood_takes_out_what_it_decides(tmp_path):
     """The loss, and not the advantages."""
     made = dump("trl", {"scale_rewards": "none"})
@@ -168,6 +170,7 @@ def test_differences_under_a_release_that_was_not_read_prove_nothing(state, foun
     assert "Healthy" not in body["verdict"]
 
 
+@pytest.mark.slow
 def test_names_that_are_no_option_are_listed(tmp_path):
     made = dump("openrlhf", {"algo.advantage.estimator": "rloo"})
     named = {**made.options, "algo.advantage.is_correction_scope": "token"}

@@ -377,7 +377,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts])
 def test_hostile_files_of_options(tmp_path, name, text):
     (tmp_path / name).write_text(text)

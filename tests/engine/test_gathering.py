@@ -84,6 +84,7 @@ def test_a_picture(path, kind, fixes):
     assert drawn(path, kind, Parts(3), fixes) == one
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("metric", ["reward", "entropy", "grad_norm"])
 def test_why(path, metric):
     question = Question(metric, at=4, before=3, after=3)

@@ -40,6 +40,7 @@ def score(report):
     return next(entry for entry in report.audit if entry.quantity == "critic/score/mean")
 
 
+@pytest.mark.slow
 def test_lines_between_the_rows_put_the_join_in_doubt(tmp_path):
     report = written(tmp_path, lines=range(8))
     assert score(report).not_compared == 4
@@ -47,7 +48,7 @@ def test_lines_between_the_rows_put_the_join_in_doubt(tmp_path):
     assert not [found for found in report.findings if found.severity > Severity.INFO and found.verdict == "confirmed"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     "options",
     [

@@ -225,6 +225,7 @@ def content_of_a_state(tmp_path_factory):
     return (folder / "a.state").read_bytes()
 
 
+@pytest.mark.slow
 def test_any_byte_that_changes_is_noticed(tmp_path, content_of_a_state):
     """Each file of a state has a checksum."""
     whole = merged([("a", load_state(str(_written(tmp_path, content_of_a_state))))])

@@ -81,6 +81,7 @@ def test_a_pass_over_several_steps_shows_nowhere(path, measured, monkeypatch):
     assert rd.measure(path).turns.equals(measured.turns)
 
 
+@pytest.mark.slow
 def test_measured_folders_have_it_and_add_up(tmp_path, measured):
     columns = agent_columns()
     for number, steps in enumerate(((0, 3), (1, 2))):

@@ -98,7 +98,7 @@ def assert_same(mine, theirs, where):
             assert one == other, place
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("run", RUNS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**31), is_cut=st.booleans())

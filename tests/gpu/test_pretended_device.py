@@ -131,7 +131,7 @@ def test_every_objective_with_a_fix_agrees_with_the_cpu(name, gpu):
     pytest.fail("no step could be computed")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_with_every_fix_agrees_with_the_cpu(name, dtype, gpu):
@@ -350,6 +350,7 @@ def test_auto_says_a_sentence_and_the_device_that_was_used(large, monkeypatch, c
     assert lines[0].endswith("ran out of memory before the first step; the CPU computes everything instead")
 
 
+@pytest.mark.slow
 def test_a_comparison_of_tables_may_end_on_the_cpu_too(large, monkeypatch):
     with pretended_gpu(monkeypatch):
         measured, _ = tables("auto", ":2")

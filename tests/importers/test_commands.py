@@ -34,6 +34,7 @@ def rolloutdoctor(capsys, monkeypatch, tmp_path):
     return invoke
 
 
+@pytest.mark.slow
 def test_check_says_which_importer_and_why(rolloutdoctor):
     found = rolloutdoctor("check", MIXED, "--select", "RDI", "--format", "concise")
     assert found.code == 0

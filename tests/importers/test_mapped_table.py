@@ -140,6 +140,7 @@ def test_absurd_json_is_one_sentence(tmp_path, line):
     assert len(str(error.value)) < 300
 
 
+@pytest.mark.slow
 def test_a_line_without_an_end(tmp_path):
     path = tmp_path / "1.jsonl"
     with path.open("wb") as file:

@@ -76,6 +76,7 @@ def archive(path, pickled, name="archive/data.pkl", size=None):
     return path
 
 
+@pytest.mark.slow
 def test_an_output_folder_of_trl_states_its_options():
     report, _ = checked(OUTPUT)
     assert count(report) >= 21
@@ -99,6 +100,7 @@ def test_an_output_folder_without_completions_is_the_log_of_its_newest_checkpoin
     assert [each.paths for each in find_runs([str(output)])] == [(str(output),)]
 
 
+@pytest.mark.slow
 def test_an_adapter_is_noted(output):
     (output / "checkpoint-12" / "adapter_config.json").write_text("{}")
     assert checked(output)[1].count("adapter_config.json in checkpoint-12: the run trained an adapter") == 1
@@ -326,6 +328,7 @@ def test_lines_of_others_inside_a_printed_configuration(tmp_path):
     assert not any("cut off" in sentence for sentence in told)
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     "body", ["{" * 100_000, "-" * 500_000, "'" + "\\'" * 300_000, "[" * 90_000 + "}}", "1+" * 90_000]
 )

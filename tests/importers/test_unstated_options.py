@@ -51,7 +51,7 @@ def prime(folder, advantage_GK):
     (place / "traces.jsonl").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("write", [swift, prime])
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_no_estimator_is_an_error(write, name, tmp_path):

@@ -57,6 +57,7 @@ def test_a_text_that_nobody_reads_does_not_matter(tmp_path):
         opened.read(0, ["prompt"])
 
 
+@pytest.mark.slow
 def test_a_list_that_repeats_one_number(tmp_path, monkeypatch):
     monkeypatch.setattr(size_guard, "LARGEST_FREE", 2**20)
     lists = pa.LargeListArray.from_arrays(pa.array([0, 5_000_000]), pa.array(np.zeros(5_000_000, np.float32)))

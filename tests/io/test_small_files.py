@@ -91,6 +91,7 @@ def test_whatever_is_nested_too_deeply(tmp_path, name, text):
     assert name in said
 
 
+@pytest.mark.slow
 def test_aliases_that_multiply(tmp_path):
     """A few lines of YAML stand for billions of options."""
     pytest.importorskip("yaml")

@@ -36,7 +36,7 @@ def test_a_fault_is_named_first(tmp_path, name, strength):
     assert found["outcome"] == outcomes.NAMED, found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["the last turn alone is trained, 1", "sub-agents, 2", "turns sampled twice, 1"])
 def test_a_clean_run_is_not_accused(tmp_path, name):
     make, true = CLEAN[name]

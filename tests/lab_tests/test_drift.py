@@ -106,6 +106,7 @@ def test_a_wheel_of_several_folders_is_read(tmp_path):
     assert moved(tmp_path, LOSS, file=inside).functions == []
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_network(tmp_path):
     folder, page = tmp_path / "wheels", tmp_path / "drift.md"
     folder.mkdir()

@@ -20,6 +20,7 @@ def shown(one):
     return gallery.sections_of(gallery.PAGE.read_text(encoding="utf-8"))[one.title]
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("one", LOGS, ids=[one.name for one in LOGS])
 def test_the_report_of_a_kept_log_is_the_one_of_the_page(one):
     code, sentence = gallery.first_sentence(gallery.kept(one))

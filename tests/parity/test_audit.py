@@ -137,7 +137,7 @@ def test_each_reward_is_divided_by_its_own_deviation_whatever_the_scale():
     agrees(setup, but=("RDA001",))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("setup", ONCE, ids=lambda setup: f"{setup.trainer}-{setup.seed}-{setup.rewards}")
 def test_what_once_was_taken_for_a_fault_agrees(setup):
     agrees(setup)

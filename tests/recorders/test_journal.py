@@ -151,6 +151,7 @@ def test_a_closed_recording_and_its_journal_are_the_same_run(tmp_path):
     assert said == [METADATA, replace(METADATA, recording={"importer": "journal"})]
 
 
+@pytest.mark.slow(every=True)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1), as_arrays=st.booleans())
 def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share, as_arrays):
@@ -248,6 +249,7 @@ def test_columns_that_come_and_go(tmp_path):
     assert [row["ref_log_probs"] is None for row in found[::8]] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_what_was_dropped_is_said(tmp_path):
     writer = JournalWriter(tmp_path / "run.parquet", METADATA)
     writer.append(run_table(rows(1), where="test"))

@@ -92,6 +92,7 @@ def test_older_recordings_have_their_generations_in_the_identifiers(recorded, tm
     assert not alarms_of(checked(older))
 
 
+@pytest.mark.slow
 def test_without_optimizer_steps_nothing_of_an_update_is_confirmed(recorded, tmp_path):
     name, path = recorded
     if "update" not in name or "one" in name:

@@ -149,6 +149,7 @@ def test_a_failure_where_warnings_are_errors(tmp_path, monkeypatch):
     assert not [*tmp_path.glob(".*part"), *tmp_path.glob("*.journal")]
 
 
+@pytest.mark.slow
 def test_max_bytes_ends_the_recording(tmp_path):
     trainer = make_trainer(tmp_path, steps=6)
     record(trainer, tmp_path / "run.parquet", max_bytes=8_000)
@@ -223,6 +224,7 @@ def test_conversations_are_kept_as_messages(tmp_path):
     assert pq.read_table(tmp_path / "run.parquet")["prompt"].to_pylist() == texts
 
 
+@pytest.mark.slow
 def test_rewards_of_functions_with_one_name(tmp_path):
     def reward(completions, **kwargs):
         return [float("7" in text) for text in completions]

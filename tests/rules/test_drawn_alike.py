@@ -92,6 +92,7 @@ def write_log(path, steps, sigma, tails, seed=0):
     return path
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("steps", "sigma", "tails"),
     [

@@ -265,6 +265,7 @@ def test_nan_of_the_critic_is_an_error(tmp_path):
     assert (found.severity.label, found.headline) == ("error", "critic/vf_loss is NaN in step 2 (0.25 before)")
 
 
+@pytest.mark.slow
 def test_a_kl_that_cannot_be_negative(tmp_path):
     path = trainer_state(tmp_path, ORDINARY | {"kl": -0.5})
     found, value = only(report_of(path, "beta=0.04", trainer="trl"), "RDM003")

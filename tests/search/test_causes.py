@@ -179,6 +179,7 @@ def test_two_faults_are_both_named():
     assert {finding.cause.hypothesis for finding in found.findings} == {one.name for one in edits}
 
 
+@pytest.mark.slow
 def test_a_fault_in_some_steps_says_in_which():
     edit = by_name("rewards-one-row-late")
     batches, made = [], configured("trl")
@@ -222,6 +223,7 @@ def test_what_nothing_explains_is_said_with_its_shape():
     assert "1.7 times the recomputed value" in finding.message + finding.evidence
 
 
+@pytest.mark.slow
 def test_an_impossible_advantage_is_not_explained_away():
     batch, metrics = planted("trl", [], a_batch())
     wrong = batch.per_row["advantage"].sign() * 1e6

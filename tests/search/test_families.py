@@ -429,6 +429,7 @@ def test_a_0_in_two_steps_says_too_little():
     assert not causes(run_of("trl", steps_of(2), objective=ratio_of_one, options=GRPO))
 
 
+@pytest.mark.slow
 def test_an_edit_leaves_metrics_that_it_does_not_claim():
     """TRL logs `reward` and `frac_reward_zero_std` before the baseline, whatever the groups are then."""
     batches = [replace(batch, rewards={}) for batch in steps_of()]

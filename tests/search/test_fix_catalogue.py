@@ -224,6 +224,7 @@ def test_every_metric_is_logged_with_the_fix_too(fix):
     assert tried
 
 
+@pytest.mark.slow
 def test_one_division_is_that_of_the_release_that_divides_once():
     """ms-swift 4.6.0: 4.5 with the fix gives its stored losses and gradients."""
     newer = real_results.results("ms_swift", "4.6.0")

@@ -221,6 +221,7 @@ def filled(value):
     return rows
 
 
+@pytest.mark.slow
 def test_rows_that_could_not_be_scored_and_count_as_1_are_named():
     report = run_of("trl", steps_of(reward=scored(0.2)), rows=filled(1.0))
     assert named(report) == ("RDA004", "unparsable-rewarded")

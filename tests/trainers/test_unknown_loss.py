@@ -201,6 +201,7 @@ def test_metrics_of_a_custom_loss_refute_nothing():
     assert found["sft"].startswith("RDI014 error")
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_advantages_is_found():
     batch, options, logged = real_step()
     spoilt_T = batch.column("advantages").clone()

@@ -87,6 +87,7 @@ def test_it_stands_under_the_collapse_of_the_log():
     assert [(one.code, one.follows_from) for one in findings] == [("RDT003", None), (CODE, "RDT003")]
 
 
+@pytest.mark.slow
 def test_where_it_does_not_apply():
     (one,) = report_on([toy_batch([[1, 1]], step=step) for step in range(12)], select=[CODE], **TRL).not_applicable
     assert "vary" in one.reason

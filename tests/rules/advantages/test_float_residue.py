@@ -145,6 +145,7 @@ def filtered(rewards, **more):
     return toy_batch(rewards, lengths=[3] * len(rewards[0]) + [2] * len(rewards[1]), policy=-0.5, rollout=-0.5, **more)
 
 
+@pytest.mark.slow
 def test_residue_that_passes_a_filter_of_zero_advantages():
     """Eight rewards of 0.7 are counted, eight of 0.5 are not: 24 tokens beside the 4 of the other group."""
     found = found_by(CODE, filtered([[0.7] * 8, [1, 0]]), trainer="prime-rl")

@@ -74,7 +74,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("setup", [BASELINE, SLIME], ids=["verl", "slime"])
 def test_moments_over_other_tokens(name, setup):

@@ -35,6 +35,7 @@ def found_in(batches, **options):
     return report.findings[0] if report.findings else None
 
 
+@pytest.mark.slow
 def test_the_weights_do_not_change():
     found = found_in(run(model(rate=0.0)))
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
@@ -62,6 +63,7 @@ def test_a_learning_rate_that_is_logged():
         assert skipped.reason.startswith("0 contexts recur after 4 updates")
 
 
+@pytest.mark.slow
 def test_steps_that_log_no_update():
     """verl warms up the critic first: the steps log rewards and nothing of the actor."""
     batches = run(model(rate=0.0))
@@ -105,12 +107,14 @@ def test_a_token_that_is_certain_does_not_move():
     assert outcomes(report_on(steps, **TRL)) == {CODE: "skipped"}
 
 
+@pytest.mark.slow
 def test_the_reference_follows_from_it():
     batches = changed(run(model(rate=0.0, length=32)), ref_log_probs=lambda one: one.column("old_log_probs"))
     report = report_on(batches, trainer="trl", select=[CODE, "RDG011"], beta=0.1)
     assert {one.code: one.follows_from for one in report.findings} == {CODE: None, "RDG011": CODE}
 
 
+@pytest.mark.slow
 def test_not_enough():
     batches = [without(without(one, "prompt_ids"), "prompt_length") for one in run(model())]
     (skipped,) = report_on(batches, **TRL).skipped
@@ -142,6 +146,7 @@ def test_updates_that_are_lost_among_others(lost, count):
         assert values(found)["lost_updates"] == count
 
 
+@pytest.mark.slow
 def test_updates_beside_which_one_is_lost_move_enough():
     found = [found_in(some_lost(3, rate=rate)) for rate in (2e-4, 0.02)]
     assert [each is not None for each in found] == [False, True]

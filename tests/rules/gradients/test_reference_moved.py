@@ -179,6 +179,7 @@ def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
     assert rows["reference-moved/tokens"].sum() == rows["reference-moved/different"].sum() == 18
 
 
+@pytest.mark.slow
 def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
     monkeypatch.setattr(every_nth, "MOST", 20)
     monkeypatch.setattr(several_steps, "SMALL", 20)

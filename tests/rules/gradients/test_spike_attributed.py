@@ -53,6 +53,7 @@ def test_the_logged_norm_says_which_step_stands_out():
     assert {one.step for one in found.examples} == {7}
 
 
+@pytest.mark.slow
 def test_it_follows_from_the_logged_spike_of_its_step():
     logged = [{"grad_norm": 1.0}] * 12 + [{"grad_norm": 50.0}]
     report = report_on([*QUIET, spike({1})], trainer="trl", logged=logged, select=[CODE, "RDT008"])

@@ -77,6 +77,7 @@ def test_copies_that_have_no_advantage_and_are_counted():
     assert finding.cause.as_found == finding.cause.compared > finding.cause.as_recorded
 
 
+@pytest.mark.slow
 def test_a_trainer_that_does_not_count_them_is_not_accused():
     """Its loss is that of the fix, whatever the mask in the file says."""
     found = report(*padded_run(counts=False))

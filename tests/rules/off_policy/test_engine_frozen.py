@@ -39,6 +39,7 @@ def test_an_engine_that_never_updates():
     assert "from version 0 on" in finding.headline
 
 
+@pytest.mark.slow
 def test_the_gap_of_an_old_engine_follows_from_it():
     # Longer responses than a first token needs, so that their gap is seen, too.
     batches = run(Policy(rate=0.1, length=32, vocabulary=6), versions=lambda step, row: min(step, 4))
@@ -55,6 +56,7 @@ def test_an_engine_that_stops():
     assert 4 <= values(finding)["frozen_from"] <= 7
 
 
+@pytest.mark.slow
 def test_prompts_of_an_epoch():
     # Each prompt recurs after four steps.
     batches = []

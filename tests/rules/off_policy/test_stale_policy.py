@@ -126,6 +126,7 @@ def test_lag_from_step_to_step():
     assert values(finding)["gap_ratio_by_lag"] > 4
 
 
+@pytest.mark.slow
 def test_rows_that_begin_under_older_weights():
     policy = Policy(rate=0.1, length=128)
 

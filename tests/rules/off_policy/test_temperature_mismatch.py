@@ -44,12 +44,14 @@ def test_a_small_one_is_information():
     assert values(finding)["temperature"] == pytest.approx(0.97, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_small_one_that_is_recorded_is_a_warning():
     steps = [one.batch() for one in run(6, temperature=0.97, reports="raw", trainer_temperature=0.97)]
     (finding,) = report_on(steps, trainer="trl", select=[CODE], temperature=0.97).findings
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "confirmed")
 
 
+@pytest.mark.slow
 def test_first_tokens_are_enough():
     steps = [replace(one, response_ids=one.response_ids * 0) for one in run(6, temperature=0.7)]
     batches = [one.batch(without=("response_ids", "entropy", "policy_version_min")) for one in steps]

@@ -50,6 +50,7 @@ def test_dapo_and_cispo_are_divided_by_their_micro_batches(config):
     assert one.measures["divided_by"].value == 4
 
 
+@pytest.mark.slow
 def test_one_micro_batch_is_divided_once():
     assert "RDG006" not in {one.code for one in report("ragged", "dapo", trainer="ms-swift@4.5.3").findings}
 

@@ -43,7 +43,7 @@ def healthy(steps=6, **options):
     return batches, logged
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     "options",
     [

@@ -341,6 +341,7 @@ def test_a_healthy_run_has_no_warning(tmp_path):
     assert share.verdict == "confirmed"
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("inside", ["rollouts", "token_exports", "metrics.jsonl"])
 def test_a_part_of_the_output_finds_its_options(tmp_path, inside):
     folder = prime_rl_output(tmp_path / "run", "healthy")

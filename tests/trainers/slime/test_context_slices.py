@@ -104,7 +104,7 @@ def test_where_the_options_do_not_say_how_rows_were_cut(config, ranks):
     assert reported(whole, name, {**options, "context_parallel_size": 1})[0] == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_fixed_trainer_that_states_an_older_release_is_healthy(config):
     _, options, stored = made_by("slime@0.3.2 cp2", config)

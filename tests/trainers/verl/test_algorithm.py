@@ -178,6 +178,7 @@ def test_coefficient_of_the_step():
     assert free.rows.score_N.tolist() == [4.0, 1.0]
 
 
+@pytest.mark.slow
 def test_check_takes_the_logged_coefficient():
     options = {"adv_estimator": "rloo", "use_kl_in_reward": True, "kl_ctrl.type": "adaptive"}
     batch = two_rows()
