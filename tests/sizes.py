@@ -64,7 +64,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
         410,
         "copies in a group, across groups and after a prompt that recurs, each with its own chance",
     ),
-    "rules/integrity/logprob_shift.py": (290, "three pairs of columns and the padding, with limits of two kinds"),
+    "rules/integrity/logprob_shift.py": (280, "three pairs of columns and the padding, with limits of two kinds"),
     "rules/integrity/mask_leak.py": (380, "six signs of foreign tokens, each with its measure and its words"),
     "rules/integrity/truncation_hidden.py": (
         270,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -19,30 +19,39 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.measures.sampled_rows import Sample
     from rolloutdoctor.rules.step import StepView
-
-OWN = {
-    "sampler": ("rollout_log_probs", "old_log_probs"),
-    "reference": ("ref_log_probs", "policy_log_probs"),
-    "old policy": ("old_log_probs", "policy_log_probs"),
-}
-"""Owner of the log-probs that are compared with each column of the trainer."""
-
-PADDING = "padding"
-"""Stands for the sampler's log-probs, moved by the padding of each row."""
-
-START = {PADDING: "padding_", "sampler": "", "reference": "reference_", "old policy": "old_policy_"}
-"""Of the names of what is measured: that of the sampler is measured once for several rules."""
-
-WHOSE = {"sampler": "trainer", "reference": "policy", "old policy": "policy"}
-
 
 ENGINES = Limits(8, 0.3, better=5.0, rows=5, share=0.9, deviations=0.0, pooled=5.0)
 """Of log-probs of two engines, whose noise is up to 0.08 nats, and smaller than what tokens differ by."""
 
 
-LIMITS = {PADDING: ENGINES, "sampler": ENGINES, "reference": UPDATES, "old policy": UPDATES}
+class Pair(NamedTuple):
+    """Two log-probs of the same tokens.
+
+    Attributes:
+        start: of the names of what is measured: that of the sampler is measured once for several rules.
+        columns: the two.
+        other: whose the second one is.
+        limits: from which on the first one is moved.
+    """
+
+    start: str
+    columns: tuple[str, str]
+    other: str
+    limits: Limits
+
+
+PAIRS = {
+    "sampler": Pair("", ("rollout_log_probs", "old_log_probs"), "trainer", ENGINES),
+    "reference": Pair("reference_", ("ref_log_probs", "policy_log_probs"), "policy", UPDATES),
+    "old policy": Pair("old_policy_", ("old_log_probs", "policy_log_probs"), "policy", UPDATES),
+}
+"""By whose the first one is, which is moved by one token."""
+
+PADDING = "padding"
+"""Stands for the sampler's log-probs, moved by the padding of each row."""
+
+SHIFTS = {PADDING: PAIRS["sampler"]._replace(start="padding_"), **PAIRS}
 
 FALSE_ALARMS = 1e-6
 """Probability of a false alarm over a whole run."""
@@ -103,14 +112,14 @@ class LogProbShift(DirectRule):
     code = "RDI008"
     name = "logprob-shift"
     references = ("https://github.com/modelscope/ms-swift/issues/8196",)
-    adds = tuple(start + name for start in START.values() for name in COLUMNS)
+    adds = tuple(pair.start + name for pair in SHIFTS.values() for name in COLUMNS)
     needs_objective = False
     stages = ("kl", "loss")
     remedy = "log the loss and the KL of every optimizer step beside the run"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the audit, and both log-probs where they are there."""
-        pairs = {name for pair in self._pairs(context) for name in OWN[pair]}
+        pairs = {name for pair in self._pairs(context) for name in pair.columns}
         return super().optional_columns(context) | pairs | ({"response_mask"} if pairs else set())
 
     def unavailable_reason(self, context: Context) -> Missing | None:
@@ -120,41 +129,47 @@ class LogProbShift(DirectRule):
         wanted = f"{context.unstated}; {context.recording['*']}" if "*" in context.recording else context.unstated
         return Missing("nothing says which trainer made the run, and with which options", wanted)
 
-    def _pairs(self, context: Context) -> list[str]:
+    def _pairs(self, context: Context) -> list[Pair]:
         known = context.columns
         has_trainer = bool(known & {"old_log_probs", "policy_log_probs"})
-        found = [whose for whose, (own, _) in OWN.items() if has_trainer and own in known]
-        return [whose for whose in found if whose != "old policy" or "policy_log_probs" in known]
+        found = [whose for whose, pair in PAIRS.items() if has_trainer and pair.columns[0] in known]
+        return [PAIRS[whose] for whose in found if whose != "old policy" or "policy_log_probs" in known]
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sampled rows."""
         from rolloutdoctor.rules.measures.sampled_rows import gap_of
 
-        logged = {
-            whose: pair for whose, pair in OWN.items() if whose != "old policy" or all(map(block.is_logged, pair))
-        }
-        gaps = {whose: gap_of(block, pair) for whose, pair in logged.items()}
-        return {START[whose] + name: x for whose, gap in gaps.items() if gap for name, x in gap.sampled.items()}
+        found: dict[str, Tensor] = {}
+        for whose, pair in PAIRS.items():
+            if whose != "old policy" or all(map(block.is_logged, pair.columns)):
+                gap = gap_of(block, pair.columns)
+                found |= {} if gap is None else {pair.start + name: x for name, x in gap.sampled.items()}
+        return found
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Squared errors of sampled rows whose log-probs vary, in place and moved, and how far those of a step fit."""
-        samples = {whose: step.sample(self.code, START[whose]) for whose in OWN}
-        return {
-            START[whose] + name: x_N
-            for whose, sample in samples.items()
-            if sample is not None
-            for name, x_N in zip(COLUMNS, errors_of(sample, LIMITS[whose], step.by_step), strict=True)
-        } | _of_padding(samples["sampler"], step)
+        from rolloutdoctor.rules.measures.padding_shift import errors_by_padding
+
+        found: dict[str, Tensor | None] = {}
+        for whose, pair in SHIFTS.items():
+            sample = step.sample(self.code, PAIRS.get(whose, PAIRS["sampler"]).start)
+            if sample is not None:
+                errors = (
+                    errors_by_padding(sample, pair.limits, step.batch)
+                    if whose == PADDING
+                    else errors_of(sample, pair.limits, step.by_step)
+                )
+                found |= {pair.start + name: x_N for name, x_N in zip(COLUMNS, errors, strict=True)}
+        return found
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Sums over the rows of each step and pair of log-probs, and the rows that fit better one token away."""
         aligned, late, early = pl.col("aligned"), pl.col("late"), pl.col("early")
         better, lines = pl.col("better"), []
-        for whose, limits in LIMITS.items():
-            values = {name: pl.col(START[whose] + name).fill_nan(None) for name in COLUMNS}
-            lines.append(
-                rows.select(*STEP_KEY, "row", "sample_id", whose=pl.lit(whose), better=limits.better, **values)
-            )
+        for whose, pair in SHIFTS.items():
+            values = {name: pl.col(pair.start + name).fill_nan(None) for name in COLUMNS}
+            values |= {"whose": pl.lit(whose), "better": pl.lit(pair.limits.better)}
+            lines.append(rows.select(*STEP_KEY, "row", "sample_id", **values))
         is_late = (aligned > better * late) & (late < early)
         is_early = (aligned > better * early) & (early < late)
         found = pl.concat(lines).filter(aligned.is_not_null() | pl.col("z").is_not_null())
@@ -179,18 +194,19 @@ class LogProbShift(DirectRule):
     def quantities(self) -> Mapping[str, Quantity]:
         """The audit's, and the rows that fit better one token away."""
         found = dict(super().quantities())
-        for whose, start in START.items():
+        for whose, pair in SHIFTS.items():
             late, early, rows, error, moved = (
                 pl.col(name).filter(pl.col("whose") == whose).sum()
                 for name in ("late_rows", "early_rows", "rows", "squares", "moved")
             )
             values = ((late, "rows"), (early, "rows"), (rows, "rows"), (error / moved, "1"))
-            found |= {start + name: value for name, value in zip(ROWS, values, strict=True)}
+            found |= {pair.start + name: value for name, value in zip(ROWS, values, strict=True)}
         return found
 
     def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
         """Leave out what is about log-probs of which no row varies."""
-        absent = {START[whose] + name for whose in START if not values[f"{START[whose]}varying_rows"] for name in ROWS}
+        starts = [pair.start for pair in SHIFTS.values() if not values[f"{pair.start}varying_rows"]]
+        absent = {start + name for start in starts for name in ROWS}
         return {name: value for name, value in values.items() if name not in absent}
 
     def shown(self, place: Mapping[str, Any]) -> str:
@@ -203,7 +219,7 @@ class LogProbShift(DirectRule):
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Neither a logged value nor enough rows could show it."""
-        if any(run.count(f"{START[whose]}varying_rows") >= limits.rows for whose, limits in LIMITS.items()):
+        if any(run.count(f"{pair.start}varying_rows") >= pair.limits.rows for pair in SHIFTS.values()):
             return None
         return super().inconclusive_reason(run, context)
 
@@ -211,71 +227,47 @@ class LogProbShift(DirectRule):
         """An error: two columns of the file belong to different tokens."""
         fits = run.table.drop_nulls("z").select("whose", *STEP_KEY, "z")
         chance = -NormalDist().inv_cdf(FALSE_ALARMS / max(1, 2 * len(fits)))
-        for whose, limits in LIMITS.items():
-            late, early, total, gain = (run[START[whose] + name] or 0 for name in ROWS)
+        for whose, pair in SHIFTS.items():
+            limits = pair.limits
+            late, early, total, gain = (run[pair.start + name] or 0 for name in ROWS)
             its = fits.filter(pl.col("whose") == whose)
             least = max(limits.share * total, (total + limits.deviations * sqrt(total)) / 2)
             is_all = total >= limits.rows and (not gain or gain >= limits.pooled)
             for side, rows, other, z in (("late", late, early, pl.col("z")), ("early", early, late, -pl.col("z"))):
                 steps = its.filter(z >= chance)["step"].unique().sort()
-                one_sided = limits.better > 1 and _is_one_sided(rows, other)
-                if whose == PADDING and is_all and rows >= least:
-                    return _by_padding(side, f"{counted(rows, 'sampled row')} of {total:,}", gain)
-                if whose == PADDING:
-                    continue
-                if len(steps) or one_sided or (is_all and rows >= least):
+                is_some = len(steps) > 0 or (whose == "sampler" and _is_one_sided(rows, other))
+                if is_some or (is_all and rows >= least):
                     where = f"{counted(rows, 'sampled row')} of {total:,}"
                     if len(steps) and 2 * rows < total:
                         where = f"{counted(len(steps), 'step')} of {len(its):,}, first at step {steps[0]}"
-                    return self._judged(whose, side, where, gain)
+                    return _judged(whose, side, where, gain)
         return None
 
-    def _judged(self, whose: str, side: str, where: str, gain: float) -> Judgement:
-        late = side == "late"
-        return Judgement(
-            severity=Severity.ERROR,
-            confirmed=True,
-            headline=f"log-probs of {whose} and {WHOSE[whose]} are shifted by one token in {where}",
-            message=(
-                f"in {where}, the {whose}'s log-probs equal the {WHOSE[whose]}'s one token "
-                f"{'before' if late else 'after'}: they are one position too {'late' if late else 'early'}"
-            ),
-            evidence="the squared difference of the two "
-            + (f"is {gain:.3g} times smaller" if gain else "vanishes")
-            + " if one of them is shifted by one token",
-            advice="align log-probs with their tokens: the logits at position t predict token t + 1",
+
+def _judged(whose: str, side: str, where: str, gain: float) -> Judgement:
+    other, place = SHIFTS[whose].other, "before" if side == "late" else "after"
+    if whose == PADDING:
+        headline = f"log-probs of the sampler are {side} by the padding of their row in {where}"
+        equal = (
+            f"the sampler's log-probs equal the {other}'s as many places {place} as the row is shorter than the longest"
         )
-
-
-def _of_padding(sample: "Sample | None", step: "StepView") -> "dict[str, Tensor | None]":
-    """The same of the sampler's log-probs moved by the padding of each row."""
-    import torch
-
-    from rolloutdoctor.rules.measures.padding_shift import errors_by_padding
-
-    if sample is None:
-        return {}
-    length_N = step.batch.rows.diff().cpu()
-    found = torch.full((len(COLUMNS), len(length_N)), torch.nan, dtype=torch.float64)
-    if len(sample.place):
-        errors = errors_by_padding(sample, length_N, step.by_step.cpu, ENGINES.pairs, ENGINES.spread)
-        found[: len(errors), sample.row] = torch.from_numpy(errors)
-    return {START[PADDING] + name: x_N for name, x_N in zip(COLUMNS, found, strict=True)}
-
-
-def _by_padding(side: str, where: str, gain: float) -> Judgement:
+        equal, moved = f"{equal} of its step", "moved by that much"
+        advice = (
+            "read log-probs from the side on which they are padded, or cut them to their row before they are padded"
+        )
+    else:
+        headline = f"log-probs of {whose} and {other} are shifted by one token in {where}"
+        equal = f"the {whose}'s log-probs equal the {other}'s one token {place}: they are one position too {side}"
+        moved = "shifted by one token"
+        advice = "align log-probs with their tokens: the logits at position t predict token t + 1"
+    fits = f"is {gain:.3g} times smaller" if gain else "vanishes"
     return Judgement(
         severity=Severity.ERROR,
         confirmed=True,
-        headline=f"log-probs of the sampler are {side} by the padding of their row in {where}",
-        message=(
-            f"in {where}, the sampler's log-probs equal the trainer's as many places "
-            f"{'before' if side == 'late' else 'after'} as the row is shorter than the longest of its step"
-        ),
-        evidence="the squared difference of the two "
-        + (f"is {gain:.3g} times smaller" if gain else "vanishes")
-        + " if one of them is moved by that much",
-        advice="read log-probs from the side on which they are padded, or cut them to their row before they are padded",
+        headline=headline,
+        message=f"in {where}, {equal}",
+        evidence=f"the squared difference of the two {fits} if one of them is {moved}",
+        advice=advice,
     )
 
 
@@ -285,4 +277,4 @@ def _is_one_sided(rows: float, other: float) -> bool:
         return False
     # Chernoff's bound of a fair coin: rows + other throws, of which so many are of one side.
     bits = rows + other + sum(n * log2(n / (rows + other)) for n in (rows, other) if n)
-    return bits >= log2(2 * len(OWN) / FALSE_ALARMS)
+    return bits >= log2(2 * len(PAIRS) / FALSE_ALARMS)

@@ -1,67 +1,55 @@
 """Log-probs that are as many places late or early as their row has padding: left-padded ones read as right-padded."""
 
-from typing import TYPE_CHECKING
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from rolloutdoctor.ops.by_step import ByStep
-    from rolloutdoctor.rules.measures.sampled_rows import Sample
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.rules.measures.neighbour_fit import COLUMNS, Limits
+from rolloutdoctor.rules.measures.sampled_rows import Sample
 
 LEAST_PADDING = 2
 """Places from which on a shift by the padding is none by one token."""
 
 
-def errors_by_padding(
-    sample: "Sample", length_N: "Tensor", by_step: "ByStep", pairs: int, spread: float
-) -> "NDArray[np.float64]":
+def errors_by_padding(sample: Sample, limits: Limits, batch: RolloutBatch) -> list[Tensor]:
     """Compare sampled rows in place, and moved by as many places as they are shorter than the longest of their step.
 
     Steps whose rows all agree in place are not looked at, nor rows of which neither side has a partner: NaN. A side
     without a partner does not fit: infinity.
 
-    Args:
-        sample: of the rows.
-        length_N: tokens of each row of the block, ``[N]``, on the CPU.
-        by_step: its rows by step, on the CPU.
-        pairs: fewest tokens that have a partner as many places away.
-        spread: least standard deviation of the log-probs of these partners.
-
     Returns:
-        ``[3, r]``, as `padding_errors`.
+        `COLUMNS`, ``[N]`` each, as `errors_of`; the last, of whole steps, is NaN.
     """
-    import numpy as np
-    import torch
-
+    found = torch.full((len(COLUMNS), len(batch)), torch.nan, dtype=torch.float64)
+    if not len(sample.place):
+        return list(found)
+    length_N, by_step = batch.rows.diff().cpu(), batch.by_step.cpu
     padding_N = by_step.expand(by_step.high(length_N)).long() - length_N
     apart = sample.by_row(np.square(sample.apart)) / np.maximum(sample.length, 1)
+    differs = (padding_N.numpy()[sample.row] >= LEAST_PADDING) & (apart > limits.spread**2)
     differs_N = torch.zeros(len(length_N), dtype=torch.bool)
-    differs_N[sample.row] = torch.from_numpy((padding_N.numpy()[sample.row] >= LEAST_PADDING) & (apart > spread**2))
+    differs_N[sample.row] = torch.from_numpy(differs)
     padding_N *= by_step.expand(by_step.any(differs_N))
-    errors = padding_errors(sample, padding_N.numpy(), pairs, spread)
+    errors = padding_errors(sample, padding_N.numpy(), limits)
     errors[1:] = np.where(np.isnan(errors[0]), np.nan, np.nan_to_num(errors[1:], nan=np.inf))
-    return errors
+    found[:3, sample.row] = torch.from_numpy(errors)
+    return list(found)
 
 
-def padding_errors(
-    sample: "Sample", padding_N: "NDArray[np.int64]", pairs: int, spread: float
-) -> "NDArray[np.float64]":
+def padding_errors(sample: Sample, padding_N: NDArray[np.int64], limits: Limits) -> NDArray[np.float64]:
     """Squared differences of sampled rows in place, and where one of the two is moved by the padding of the row.
 
     Args:
         sample: of the rows.
         padding_N: places that each row of the block is shorter than the longest of its step, ``[N]``.
-        pairs: fewest tokens that have a partner as many places away.
-        spread: least standard deviation of the log-probs of these partners.
+        limits: fewest tokens that have a partner as many places away, and how much the log-probs of these vary.
 
     Returns:
         ``[3, r]``: sums of squared differences of the sampled rows in place, with their own log-probs late, and early;
         NaN where a row has less padding than `LEAST_PADDING`, or its log-probs do not vary.
     """
-    import numpy as np
-
     found = np.full((3, len(sample.row)), np.nan)
     padding_r = padding_N[sample.row]
     has = padding_r >= LEAST_PADDING
@@ -80,7 +68,7 @@ def padding_errors(
         mean = sample.by_row(np.where(fits, other[at], 0.0)) / count
         varies = sample.by_row(np.where(fits, np.square(other[at] - sample.runs.spread(mean)), 0.0)) / count
         moved, here = (sample.by_row(np.where(fits, np.square(own - x), 0.0)) for x in (other[at], other))
-        known = has & (count >= pairs) & (varies > spread**2)
+        known = has & (count >= limits.pairs) & (varies > limits.spread**2)
         errors.append((np.where(known, moved, np.nan), np.where(known, here, np.nan)))
     (late, late_here), (early, early_here) = errors
     found[0] = np.where(np.nan_to_num(late, nan=np.inf) <= np.nan_to_num(early, nan=np.inf), late_here, early_here)
