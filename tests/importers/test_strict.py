@@ -74,7 +74,7 @@ def test_lines_without_a_step_are_counted(tmp_path, monkeypatch):
     (tmp_path / "log.csv").write_text("step,loss\n1,2\n,3\n,\n")
     said = []
     assert read("log.csv", said.append) == [(1, "train", {"loss": 2.0})]
-    assert said == ["log.csv: 2 lines without a step are left out"]
+    assert said == ["log.csv: 2 lines have no step and are left out (line 3)"]
 
 
 @pytest.mark.parametrize("spaces", ["", " ", "\t"])

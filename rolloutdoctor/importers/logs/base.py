@@ -4,12 +4,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import Cell
 from rolloutdoctor.io.locations.paths import Source
 
 Entry = tuple[int, str, Mapping[str, Cell]]
 """Step, split, and value by name."""
+
+
+def of_splits(
+    values: Mapping[str, Cell], evaluations: str, otherwise: str = TRAIN
+) -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Yield values by split, without what their names say of it.
+
+    Args:
+        values: by name.
+        evaluations: how names of an evaluation begin, ``eval_`` or ``eval/``, beside which others have ``train/``;
+            empty: names say nothing.
+        otherwise: the split of all other names.
+
+    >>> dict(of_splits({"train/kl": 0.5, "eval/kl": 0.25}, "eval/")), dict(of_splits({"eval_kl": 0.5}, "eval_"))
+    ({'train': {'kl': 0.5}, 'eval': {'kl': 0.25}}, {'eval': {'kl': 0.5}})
+    """
+    splits: dict[str, dict[str, Cell]] = {}
+    for name, value in values.items():
+        split = EVAL if evaluations and name.startswith(evaluations) else otherwise
+        own = name.removeprefix(evaluations).removeprefix("train/" if evaluations == "eval/" else "")
+        splits.setdefault(split, {})[own] = value
+    yield from splits.items()
 
 
 class LogFormat(Protocol):

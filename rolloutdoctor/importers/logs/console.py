@@ -12,10 +12,11 @@ from rolloutdoctor.importers.logs.dict_forms import ANY_DICT
 from rolloutdoctor.importers.logs.forms import ANY_NAMES, Form, form_of
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import as_float
-from rolloutdoctor.importers.logs.parts_of_steps import means_of_steps, step_of_row, values_of_row
+from rolloutdoctor.importers.logs.parts_of_steps import means_of_steps, values_of_row
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
+from rolloutdoctor.importers.logs.row_names import step_of
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
 from rolloutdoctor.io.locations.paths import Source
@@ -112,7 +113,7 @@ def _by_steps(records: Sequence[Printed], name: str, notes: LogNotes) -> list[Pr
         return [*records]
     first = {record.step: record for record in reversed(records)}
     rows = [({"step": record.step, **record.values}, "") for record in records]
-    found = [(step_of_row(row), values_of_row(row)) for row, _ in means_of_steps(rows, name, notes)]
+    found = [(step_of(row), values_of_row(row)) for row, _ in means_of_steps(rows, name, notes)]
     if len(found) == len(rows):
         return [*records]
     return [

@@ -10,10 +10,9 @@ from typing import TextIO
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.parts_of_steps import Row
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, is_log_row
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, is_log_row, step_of
 from rolloutdoctor.importers.logs.row_shapes import plain
-from rolloutdoctor.importers.logs.rows import entries_of
-from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
+from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -84,39 +83,33 @@ def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
 def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
     chart = _columns(table.fieldnames or (), source)
     named = _counter(table.fieldnames or ()) or ""
-    tag = _tag(source) if table.fieldnames == _DOWNLOADED else ""
-    without, binned, odd, rows = 0, False, list[int](), list[Row]()
+    is_downloaded = table.fieldnames == _DOWNLOADED
+    tag, unread = (_tag(source), {_DOWNLOADED[0]}) if is_downloaded else ("", set[str]())
+    binned, odd, rows = False, list[int](), list[Row]()
     for number, row in enumerate(table, start=2):
         given = _given(row, delimiter)
-        step = _whole_step(given.pop(named, None)) if named in given else ""
-        if None in row or step is None:
+        step = {named if named in STEPS else "step": given[named]} if named in given else {}
+        if None in row or (step and step_of(step) is None):
             odd.append(number)
-        elif step == "":
-            without += 1
-        else:
-            cells = {name: cell for name, cell in given.items() if not chart or name in chart}
-            binned |= any(
-                chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
-            )
-            values = {chart[name][1] if chart else name: cell for name, cell in cells.items()}
-            if tag:
-                values = {tag: values.get("Value")}
-            rows.append((plain({**values, _as_step(named): step}), f"{source}, line {number}"))
+            continue
+        cells = {name: cell for name, cell in given.items() if name != named and (not chart or name in chart)}
+        binned |= any(
+            chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
+        )
+        values = {chart[name][1] if chart else tag or name: cell for name, cell in cells.items() if name not in unread}
+        rows.append((plain({**values, **step}) if step else values, f"{source}, line {number}"))
     if odd and not rows:
         raise InputError(
             f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {named} where an "
             "integer of 0 or more was expected; export the table again"
         )
-    for of_run, where in of_one_run(rows, source, notes):
-        yield from entries_of(of_run, where, notes)
+    yield from entries_of_rows(rows, source, notes)
     if binned:
         notes.tell(f"{source}: points of the chart are means of several steps; export the run's history for all")
     if odd:
         count = "1 line has" if len(odd) == 1 else f"{len(odd):,} lines have"
         are = "is" if len(odd) == 1 else "are"
         notes.tell(f"{source}: {count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
-    if without:
-        notes.tell(f"{source}: {without:,} lines without a step are left out")
 
 
 def _given(row: Mapping[str | None, object], delimiter: str) -> dict[str, object]:
@@ -136,20 +129,6 @@ def _counter(names: Sequence[str]) -> str | None:
     """
     of_name = {name.strip().lower(): name for name in reversed(names) if name}
     return next((of_name[name] for name in _COUNTERS if name in of_name), None)
-
-
-def _as_step(name: str) -> str:
-    return name if name in STEPS else "step"
-
-
-def _whole_step(cell: object) -> object | None:
-    """Return a step, and what may stand for one (``5/16``); None of anything else."""
-    if isinstance(cell, str):
-        done, _, total = cell.partition("/")
-        return cell if done.isdecimal() and total.isdecimal() else None
-    if isinstance(cell, float):
-        return int(cell) if cell.is_integer() and 0 <= cell < 2**53 else None
-    return cell if isinstance(cell, int) and cell >= 0 else None
 
 
 def _bounded(file: TextIO, name: str) -> Iterator[str]:

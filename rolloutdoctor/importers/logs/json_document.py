@@ -1,19 +1,15 @@
 """A JSON document of logged numbers: the state of the transformers Trainer under any name, or a list of rows."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import Cell, numbers
 from rolloutdoctor.importers.logs.row_names import STEPS
-from rolloutdoctor.importers.logs.rows import entries_of
-from rolloutdoctor.importers.logs.rows_of_document import TRAINER, rows_of
-from rolloutdoctor.importers.logs.rows_with_steps import with_steps
-from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
-from rolloutdoctor.importers.reading import cells, lines
+from rolloutdoctor.importers.logs.rows_of_document import Rows, rows_of
+from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
+from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import DataError, InputError
 
@@ -48,44 +44,23 @@ class JsonDocument:
         body = _document(source, notes)
         if isinstance(body, dict) and _HISTORY in body:
             notes.planned(body.get("max_steps"))
-            yield from trainer_state_entries(source, notes)
-            return
-        rows, is_counted = rows_of(body)
+            rows, is_counted, of = _history(body[_HISTORY], source.name), False, f" of {_HISTORY}"
+        else:
+            (rows, is_counted), of = rows_of(body), ""
         if is_counted:
             notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
             notes.counted_steps = True
-        placed = [(row, f"{source.name}, row {number}") for number, row in enumerate(rows, start=1)]
-        for named, where in of_one_run(with_steps(placed, source.name, notes), source.name, notes):
-            if TRAINER & named.keys() and "step" in named:
-                yield from trainer_entries(named, where)
-            else:
-                yield from entries_of(named, where, notes)
+        placed = [(row, f"{source.name}, row {number}{of}") for number, row in enumerate(rows, start=1)]
+        yield from entries_of_rows(placed, source.name, notes, is_printed=True)
 
 
-def trainer_state_entries(source: Source, notes: LogNotes) -> Iterator[Entry]:
-    """Yield `log_history` of the transformers Trainer; ``eval_`` means split eval.
-
-    Raises:
-        InputError: if it is not such a file.
-    """
-    body = _document(source, notes)
-    history = body.get(_HISTORY) if isinstance(body, dict) else None
-    if not isinstance(history, list):
-        raise InputError(f"{source.name}: not JSON with a list log_history; give the file that the Trainer wrote")
-    for number, row in enumerate(history, start=1):
-        if not isinstance(row, dict):
-            raise DataError(f"{source.name}: log_history holds something that is not an object")
-        yield from trainer_entries(row, f"{source.name}, row {number} of log_history")
-
-
-def trainer_entries(row: Mapping[str, object], where: str) -> Iterator[Entry]:
-    """Yield what the transformers Trainer logged with one call; a value of an evaluation begins with ``eval_``."""
-    step = cells.natural(dict(row), "step", where)
-    splits: dict[str, dict[str, Cell]] = {}
-    for name, value in numbers({name: value for name, value in row.items() if name != "step"}, where).items():
-        splits.setdefault(EVAL if name.startswith("eval_") else TRAIN, {})[name.removeprefix("eval_")] = value
-    for split, values in splits.items():
-        yield step, split, values
+def _history(rows: object, name: str) -> Rows:
+    """Return `log_history` of the transformers Trainer."""
+    if not isinstance(rows, list):
+        raise InputError(f"{name}: not JSON with a list {_HISTORY}; give the file that the Trainer wrote")
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{name}: {_HISTORY} holds something that is not an object")
+    return rows
 
 
 def _opens_document(path: Path) -> bool:

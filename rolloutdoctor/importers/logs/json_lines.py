@@ -6,23 +6,21 @@ from pathlib import Path
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
-from rolloutdoctor.importers.logs.parts_of_steps import step_of_row
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
 from rolloutdoctor.importers.logs.row_names import (
     LONG,
     MOST_NAMES,
     OF_ROLLOUTS,
     STEPS,
+    counter_of,
     has_mean_reward,
     is_log_row,
     is_long,
     of_rollouts,
+    step_of,
 )
 from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain, without_excerpts
-from rolloutdoctor.importers.logs.rows import entries_of, step_in
-from rolloutdoctor.importers.logs.rows_of_tracker import entries_of_tracker
-from rolloutdoctor.importers.logs.rows_with_steps import with_steps
-from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
+from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import is_metric
@@ -48,14 +46,9 @@ class JsonLines:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
-        if is_history(lines.first_object(Path(source.path)) or {}):
-            yield from entries_of_tracker([row for row, _ in _rows(source, notes)], source.name, notes)
-            return
-        rows = with_steps(
-            [(plain(without_excerpts(row)), where) for row, where in _rows(source, notes)], source.name, notes
-        )
-        for of_run, where in of_one_run(rows, source.name, notes):
-            yield from entries_of(of_run, where, notes)
+        is_tracker = is_history(lines.first_object(Path(source.path)) or {})
+        rows = [(row if is_tracker else plain(without_excerpts(row)), where) for row, where in _rows(source, notes)]
+        yield from entries_of_rows(rows, source.name, notes)
 
 
 def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:
@@ -75,15 +68,14 @@ def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], 
             if row is None and raw.strip():
                 row = _whole_pairs(raw)
                 (broken if row is None else cut).append(number)
-                if row is not None and not _step_of(row, notes):
+                if row is not None and counter_of(row) is None:
                     without[number] = row
                     continue
             if row is not None:
                 # Where others follow it, nothing says which step a line is of.
                 broken += without
                 without.clear()
-                found = _step_of(row, notes)
-                if found is not None:
+                if (found := counter_of(row)) is not None:
                     named, steps = found[0], [*steps[-1:], found[1]]
                 yield row, f"{source.name}, line {number}"
     if steps and len(without) == 1:
@@ -111,12 +103,6 @@ def _whole_pairs(raw: bytes) -> dict[str, object] | None:
     return row if len(row) > 1 else None
 
 
-def _step_of(row: Mapping[str, object], notes: LogNotes) -> tuple[str, int] | None:
-    """Return the step of a row, and what it is called; None where it has none."""
-    values = ((name, step_in(row[name], notes)) for name in STEPS if row.get(name) is not None)
-    return next(((name, value) for name, value in values if isinstance(value, int)), None)
-
-
 def _are_steps(rows: Sequence[Mapping[str, object]]) -> bool:
     """Tell rows of numbers, each of another step, with names of metrics; rollouts share a step, or have a text."""
     steps = {
@@ -130,7 +116,7 @@ def _are_steps(rows: Sequence[Mapping[str, object]]) -> bool:
 
 def are_samples(rows: Sequence[Mapping[str, object]]) -> bool:
     """Tell the rewards of samples, several a step, beside which nothing says of which group they are."""
-    steps = [step_of_row(row) for row in rows]
+    steps = [*map(step_of, rows)]
     return (
         None not in steps
         and _FEWEST_STEPS <= len({*steps}) < len(steps)

@@ -82,7 +82,7 @@ class LogNotes:
         Raises:
             InputError: if another one is wanted than there are.
         """
-        self.runs = len(runs)
+        self.runs = max(len(runs), 1)
         if not runs:
             return 0, 0
         by_size = sorted(

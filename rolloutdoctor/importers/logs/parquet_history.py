@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.schema import METADATA_KEY
 from rolloutdoctor.importers.logs.base import Entry
-from rolloutdoctor.importers.logs.json_document import trainer_entries
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.row_names import OF_UPDATES, STEPS, is_of_update, of_rollouts
 from rolloutdoctor.importers.logs.rows import entries_of
@@ -78,11 +77,9 @@ def _parquet(source: Source, notes: LogNotes) -> Iterator[Entry]:
         named = next((name for name in STEPS if name in plain), None)
         if named is None:
             raise DataError(f"{source.name}: no step; its number has to be in a column of {', '.join(STEPS)}")
-        number, is_trainers = 0, named == "step" and bool(OF_UPDATES & {*plain}) and "split" not in plain
-        for batch in batches(parquet, source, plain):
-            for row in batch.to_pylist():
-                number += 1
-                if row[named] is not None and not math.isnan(row[named]):
-                    given = {name: cell for name, cell in row.items() if cell is not None}
-                    where = f"{source.name}, row {number}"
-                    yield from trainer_entries(given, where) if is_trainers else entries_of(given, where, notes)
+        is_printed = named == "step" and bool(OF_UPDATES & {*plain}) and "split" not in plain
+        rows = (row for batch in batches(parquet, source, plain) for row in batch.to_pylist())
+        for number, row in enumerate(rows, start=1):
+            if row[named] is not None and not math.isnan(row[named]):
+                given = {name: cell for name, cell in row.items() if cell is not None}
+                yield from entries_of(given, f"{source.name}, row {number}", notes, is_printed=is_printed)

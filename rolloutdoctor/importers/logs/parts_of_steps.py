@@ -7,8 +7,7 @@ from itertools import groupby
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import as_float, is_number
-from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, is_long
-from rolloutdoctor.importers.logs.rows import step_in
+from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, is_long, step_of
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -50,13 +49,6 @@ _MIXED = ("mixed", "n_mixed", "num_mixed", "mixed_groups", "n_mixed_groups", "so
 _TOTALS = ("n_groups", "num_groups", "total_groups")
 
 
-def step_of_row(row: Mapping[str, object]) -> int | None:
-    """Return the step of a row; None if it has none."""
-    named = next((row[name] for name in STEPS if row.get(name) is not None), None)
-    step = step_in(named, LogNotes())
-    return int(step) if isinstance(step, (int, float)) and abs(step) < 2**63 else None
-
-
 def values_of_row(row: Mapping[str, object]) -> dict[str, object]:
     """Return the metrics of a row by name."""
     if is_long(row):
@@ -78,7 +70,7 @@ def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[
     """
     if any(is_long(row) or "data" in row or row.get("split") == EVAL for row, _ in rows):
         return rows
-    steps = [list(parts) for _, parts in groupby(rows, key=lambda row: step_of_row(row[0]))]
+    steps = [list(parts) for _, parts in groupby(rows, key=lambda row: step_of(row[0]))]
     sizes = [len(parts) for parts in steps]
     several = sum(size > 1 for size in sizes)
     if several < min(_FEWEST, max(len(steps), 2)):

@@ -4,7 +4,9 @@ import re
 from collections.abc import Collection, Mapping
 
 from rolloutdoctor.data.schema import COLUMNS, Kind
+from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.metric_names.generic import generic
+from rolloutdoctor.results.errors import DataError
 
 STEPS = (
     "step",
@@ -29,6 +31,36 @@ STEPS = (
     "_step",
 )
 """Names under which loggers have the step, the best first."""
+
+
+def counter_of(row: Mapping[str, object]) -> tuple[str, int, int | None] | None:
+    """Return under which name a row has its step, the step, and of how many where it says so; None if it has none.
+
+    >>> counter_of({"step": "5/16"}), counter_of({"step": "final", "iter": 7.0}), counter_of({"step": 3.5})
+    (('step', 5, 16), ('iter', 7, None), None)
+    """
+    for name in STEPS:
+        value = row.get(name)
+        done, slash, total = value.strip().partition("/") if isinstance(value, str) else (value, "", "")
+        step, of = _natural(done), _natural(total)
+        if step is not None and bool(slash) == (of is not None):
+            return name, step, of
+    return None
+
+
+def step_of(row: Mapping[str, object]) -> int | None:
+    """Return the step of a row; None if it has none."""
+    found = counter_of(row)
+    return None if found is None else found[1]
+
+
+def _natural(value: object) -> int | None:
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdecimal() and len(value) < 19 else None
+    try:
+        return cells.natural({"": value}, "", "")
+    except DataError:
+        return None
 
 
 MOST_NAMES = 10_000
@@ -59,6 +91,10 @@ def is_log_row(names: Collection[str]) -> bool:
 def is_of_update(names: Collection[str]) -> bool:
     """Tell names of which one is a metric that no rollout has, and none is of a rollout but rewards."""
     return of_rollouts(names) <= {"reward", "rewards"} and any(name in OF_UPDATES for name in names)
+
+
+TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
+"""Names that the transformers Trainer and TRL log; a row of `log_history` has some of them beside its step."""
 
 
 RUNS = (

@@ -6,15 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rolloutdoctor.importers.logs.json_lines import are_samples, kind_of_rows
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
-from rolloutdoctor.importers.logs.parts_of_steps import step_of_row
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, of_rollouts
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, TRAINER, of_rollouts, step_of
 from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain, without_excerpts
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
-
-TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
-"""Names that the transformers Trainer and TRL log; a row of `log_history` has some of them beside its step."""
 
 _DEEPEST = 4
 """Objects within each other in which rows are looked for."""
@@ -142,7 +138,7 @@ def _points(name: str, rows: Sequence[object]) -> dict[int, dict[str, object]]:
     )
     by_step: dict[int, dict[str, object]] = {}
     for row in found:
-        if (step := step_of_row(row)) is None or not all(map(is_number, row.values())):
+        if (step := step_of(row)) is None or not all(map(is_number, row.values())):
             return {}
         numbers = {_called(name, metric): value for metric, value in row.items() if metric not in STEPS}
         by_step[step] = {metric: value for metric, value in numbers.items() if value is not None}
@@ -167,7 +163,7 @@ def _is_log(rows: Rows, is_named: bool) -> bool:
     # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's, or each step
     # has one reward.
     some = [row for row in some if any(is_number(row[name]) or is_list(row[name]) for name in row.keys() - {*STEPS})]
-    of_one = {"reward"} if len({step_of_row(row) for row in some}) == len(some) else set()
+    of_one = {"reward"} if len({step_of(row) for row in some}) == len(some) else set()
     return len(some) >= _FEWEST and all(
         any(name in row for name in STEPS)
         and of_rollouts(row.keys()) <= of_one

@@ -1,11 +1,12 @@
 """The rows of a file that are of a step: not what stands before them, and not the sums and means below them."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.parts_of_steps import Row, values_of_row
-from rolloutdoctor.importers.logs.row_names import STEPS, is_long
+from rolloutdoctor.importers.logs.row_names import STEPS, is_long, step_of
 from rolloutdoctor.importers.logs.row_shapes import counted
 from rolloutdoctor.metric_names.generic import is_held_out
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -30,22 +31,37 @@ def with_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]
         name: of the file.
         notes: says what was counted, and what was left out.
     """
-    found = [row for row in rows if _has_step(row[0])]
+    rows = _of_trainer(rows, name, notes)
+    found = [row for row in rows if step_of(row[0]) is not None]
     if not found and (numbered := counted([row for row, _ in rows])):
         notes.counted_steps = True
         notes.tell(f"{name}: the lines have no step: they are numbered from 1")
         return [(row, where) for row, (_, where) in zip(numbered, rows, strict=True)]
-    without = [where for row, where in rows if not _has_step(row)] if found else []
+    without = [where for row, where in rows if step_of(row) is None] if found else []
     if without:
         count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
         notes.tell(f"{name}: {count} left out ({without[0].rpartition(', ')[2]})")
     return found or rows
 
 
-def _has_step(row: Mapping[str, object]) -> bool:
-    """Tell a row with a step: a word such as ``final`` is none."""
-    steps = [row[one] for one in STEPS if row.get(one) is not None]
-    return "data" in row or any(not _is_word(step) for step in steps)
+def _of_trainer(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return rows that a tracker numbers itself, as ``_step``, under the trainer's step, where some have it."""
+    if not any("_step" in row for row, _ in rows):
+        return rows
+    named = next((one for one in STEPS if _counts(one, [row for row, _ in rows])), "_step")
+    found = [(row, where) for row, where in rows if row.get(named) is not None]
+    if len(found) < len(rows):
+        notes.tell(f"{name}: {len(rows) - len(found):,} records without {named} are left out")
+    return [({one: row[named] if one in STEPS else row[one] for one in row}, where) for row, where in found]
+
+
+def _counts(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
+    """Tell a step from a number that never changes though a metric is logged anew: a loop logs beside its trainer."""
+    own = [row for row in rows if row.get(name) is not None]
+    if len({str(row[name]) for row in own}) != 1:
+        return bool(own)
+    logged = Counter(one for row in own for one, value in row.items() if value is not None and not one.startswith("_"))
+    return all(count == 1 for one, count in logged.items() if one not in STEPS)
 
 
 def without_summary(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:

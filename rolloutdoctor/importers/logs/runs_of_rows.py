@@ -1,26 +1,34 @@
 """The runs in a file of rows: told apart by a name in them, or where the steps begin anew."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL
+from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.counters import through_epochs
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
 from rolloutdoctor.importers.logs.numbers import as_float
-from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, step_of_row, values_of_row, with_shares
+from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, values_of_row, with_shares
 from rolloutdoctor.importers.logs.printed import Printed
-from rolloutdoctor.importers.logs.row_names import RUNS, STEPS
-from rolloutdoctor.importers.logs.rows_with_steps import without_summary
+from rolloutdoctor.importers.logs.row_names import RUNS, counter_of, step_of
+from rolloutdoctor.importers.logs.rows import entries_of
+from rolloutdoctor.importers.logs.rows_with_steps import with_steps, without_summary
 
 
-def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
-    """Return the rows of the run that is wanted, in their order; `notes` takes the others.
+def entries_of_rows(rows: Sequence[Row], name: str, notes: LogNotes, *, is_printed: bool = False) -> Iterator[Entry]:
+    """Yield what the rows of one run log, a row for each of its steps.
 
     Args:
-        rows: of a file.
+        rows: of a file, in their order.
         name: of the file.
-        notes: says which run is wanted, and takes what is said of the others.
+        notes: says which run is wanted, and takes what is said of the others, and of what is left out.
+        is_printed: whether the transformers Trainer may have logged them.
     """
+    for row, where in _of_one_run(with_steps(rows, name, notes), name, notes):
+        yield from entries_of(row, where, notes, is_printed=is_printed)
+
+
+def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
     named = _name_of_run(rows)
     if named is None:
         rows = _through_epochs(rows)
@@ -49,15 +57,15 @@ def _name_of_run(rows: Sequence[Row]) -> str | None:
 
 def _through_epochs(rows: Sequence[Row]) -> Sequence[Row]:
     """Return rows with steps that go on where a loop counts them anew in each epoch."""
-    epochs = [as_float(row.get("epoch")) for row, _ in rows]
-    records = [Printed({"epoch": epoch}, step_of_row(row)) for epoch, (row, _) in zip(epochs, rows, strict=True)]
+    found = [counter_of(row) or ("", None) for row, _ in rows]
+    records = [
+        Printed({"epoch": as_float(row.get("epoch"))}, step)
+        for (row, _), (_, step, *_) in zip(rows, found, strict=True)
+    ]
     steps = [record.step for record in through_epochs(records)]
     return [
-        (
-            row if step == record.step else {**row, next(name for name in STEPS if row.get(name) is not None): step},
-            where,
-        )
-        for record, step, (row, where) in zip(records, steps, rows, strict=True)
+        (row if step == before else {**row, named: step}, where)
+        for (row, where), (named, before, *_), step in zip(rows, found, steps, strict=True)
     ]
 
 
@@ -67,7 +75,7 @@ def _by_steps(rows: Sequence[Row]) -> list[RunOfText]:
     start, first, last = 0, 0, 0
     at_first: dict[str, object] = {}
     for place, (row, _) in enumerate(rows):
-        step = step_of_row(row)
+        step = step_of(row)
         if step is None or row.get("split") == EVAL:
             continue
         values = values_of_row(row)

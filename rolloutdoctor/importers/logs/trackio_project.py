@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.rows_of_tracker import entries_of_tracker
+from rolloutdoctor.importers.logs.parts_of_steps import Row
+from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.sqlite_files import Database, opened, text_of
 from rolloutdoctor.io.locations.paths import Source
@@ -48,7 +49,7 @@ class TrackioProject:
         """
         with _chosen(source) as (database, _, run):
             rows = database.rows_at("SELECT step, metrics FROM metrics NOT INDEXED", run.places)
-            yield from entries_of_tracker(list(_rows(rows, source.name)), source.name, notes)
+            yield from entries_of_rows(list(_rows(rows, source.name)), source.name, notes)
 
 
 def trackio_config(source: Source) -> dict[str, object]:
@@ -152,12 +153,12 @@ def _split(path: Path) -> tuple[Path | None, str | None]:
     return None, None
 
 
-def _rows(rows: Iterator[tuple[object, ...]], name: str) -> Iterator[dict[str, object]]:
+def _rows(rows: Iterator[tuple[object, ...]], name: str) -> Iterator[Row]:
     for number, (step, metrics) in enumerate(rows, start=1):
         body = lines.parse(_raw(metrics))
         if body is None:
             raise InputError(f"{name}, record {number}: its metrics are no JSON object; copy the file again")
-        yield {"_step": step, **body}
+        yield {"_step": step, **body}, f"{name}, record {number}"
 
 
 def _raw(cell: object) -> bytes:

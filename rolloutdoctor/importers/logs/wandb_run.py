@@ -10,7 +10,7 @@ from sys import intern
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.notes import LogNotes, Tell
-from rolloutdoctor.importers.logs.rows_of_tracker import entries_of_tracker
+from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.wandb_records import MAGIC, fields, records
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -56,7 +56,8 @@ class WandbRun:
             with _reading(source):
                 rows = list(_history(source, notes.tell))
             if any(len(row) > 1 for row in rows) or not _has_numbers(run.parent):
-                yield from entries_of_tracker(rows, source.name, notes)
+                records = [(row, f"{source.name}, record {number}") for number, row in enumerate(rows, start=1)]
+                yield from entries_of_rows(records, source.name, notes)
                 return
             run, lacks = run.parent, "has no numbers"
         else:
@@ -69,7 +70,7 @@ class WandbRun:
             return
         row = lines.document(read_small_bytes(summary, expected=f"{missing}; give another log")) or {}
         notes.tell(f"{missing}: read are the last values, files/{_SUMMARY}")
-        yield from entries_of_tracker([row] if isinstance(row, dict) else [], source.name, notes)
+        yield from entries_of_rows([(row, source.name)] if isinstance(row, dict) else [], source.name, notes)
 
 
 def wandb_config(source: Source) -> dict[str, object]:
