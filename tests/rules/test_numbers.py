@@ -28,6 +28,7 @@ RISES = noisy(np.linspace(0.1, 0.9, STEPS), 0.05)
 FALLS = noisy([0.7] * 30 + [0.1] * 30, 0.05)
 COLLAPSES = [2.0] * 30 + [2.0 * 0.6**step for step in range(30)]
 
+FALL = [400] * 30 + [6] * 30
 LENGTHS = noisy([300] * STEPS, 40, seed=3)
 
 CASES = {
@@ -594,6 +595,20 @@ NEW = {
         {"response_length": LENGTHS, "reward": noisy([-each / 500 for each in LENGTHS], 0.01)},
         "warning",
     ),
+    "a reward for length, and a collapse that is no part of it": (
+        "RDT019",
+        {
+            "response_length": [*LENGTHS, *[20] * 5],
+            "reward": [*noisy([each / 500 for each in LENGTHS], 0.01), *[-9] * 5],
+        },
+        "warning",
+    ),
+    "they fall once, together": (
+        "RDT019",
+        {"response_length": noisy(FALL, 20), "reward": noisy(FALL, 20, seed=2)},
+        "clean",
+    ),
+    "of each there are two values": ("RDT019", {"response_length": FALL, "reward": FALL}, "clean"),
     "length and reward rise together": (
         "RDT019",
         {"response_length": noisy(np.linspace(100, 500, STEPS), 20, seed=1), "reward": RISES},

@@ -21,6 +21,9 @@ _REPEATED = 1.5
 _ROUNDING = 1e-9
 """Of the size of a series, changes below which are rounding."""
 
+_FAR = 4.5
+"""Median changes, three standard deviations of normal ones: what is beyond is an event and no habit."""
+
 
 @dataclass(frozen=True)
 class LengthRewarded(NumbersRule):
@@ -36,7 +39,8 @@ class LengthRewarded(NumbersRule):
     ## How it is measured
     `length_share` is the squared correlation of the changes, which a common trend cannot produce, and
     `length_share_low` its lower bound by three standard errors of Fisher's z; neighbouring changes share a value, so
-    three count for two. `reward_per_100_tokens` is the slope. If the truncated share is logged and changes, what it
+    three count for two. A change of more than 4.5 median changes counts as that many: a collapse takes both down in a
+    step or two. `reward_per_100_tokens` is the slope. If the truncated share is logged and changes, what it
     explains is taken out of both: a truncated response without an answer is no reward for length. It is a warning if
     the bound is above two thirds. Confirmed: the log shows what the mean reward follows, not why. In recorded rollouts
     `RDA019` measures it within groups.
@@ -47,9 +51,9 @@ class LengthRewarded(NumbersRule):
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
-    >>> lengths = [300 + 40 * ((7 * step) % 11) for step in range(30)]
+    >>> lengths = [300 + 40 * (step**2 % 11) for step in range(30)]
     >>> diagnose_log("RDT019", response_length=lengths, reward=[each / 500 for each in lengths])
-    'RDT019 warning confirmed: reward 1.005'
+    'RDT019 warning confirmed: reward 0.9147'
     """
 
     code = "RDT019"
@@ -106,10 +110,13 @@ class LengthRewarded(NumbersRule):
 
 
 def _changes(values: "Values") -> "Values":
-    """Return the changes from step to step less their mean, which is the trend."""
+    """Return the changes from step to step less their mean, which is the trend, none of them far from the others."""
     import numpy as np
 
     changes = np.diff(values)
+    changes = _rounded(changes - np.median(changes), values)
+    limit = _FAR * np.median(np.abs(changes))
+    changes = changes.clip(-limit, limit)
     return _rounded(changes - changes.mean(), values)
 
 
