@@ -435,7 +435,7 @@ Logging to ./runs/PPO_1
 def test_tables_of_stable_baselines_with_sections_and_without(tmp_path):
     path = tmp_path / "ppo.txt"
     path.write_text(TABLES)
-    assert kind_of(path) == "the tables that Stable-Baselines3 prints"
+    assert kind_of(path) == "tables of names and numbers"
     logged = {step: values for step, _, values in read_log(Source.of(str(path)))}
     assert sorted(logged) == [4096, 6144]
     assert logged[4096]["rollout/ep_rew_mean"] == 1.5

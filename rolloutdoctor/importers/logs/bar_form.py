@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rolloutdoctor.importers.logs.counted_lines import COUNTERS
+from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import (
     FEWEST_NUMBERS,
     LONGEST_LINE,
     Printed,
     is_log_line,
     name_of,
-    number,
     pairs,
 )
 from rolloutdoctor.metric_names.table import metric_quantities

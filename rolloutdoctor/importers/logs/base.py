@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.notes import LogNotes
@@ -13,9 +13,12 @@ Entry = tuple[int, str, Mapping[str, Cell]]
 """Step, split, and value by name."""
 
 
+_T = TypeVar("_T")
+
+
 def of_splits(
-    values: Mapping[str, Cell], evaluations: str, otherwise: str = TRAIN
-) -> Iterator[tuple[str, dict[str, Cell]]]:
+    values: Mapping[str, _T], evaluations: str, otherwise: str = TRAIN
+) -> Iterator[tuple[str, dict[str, _T]]]:
     """Yield values by split, without what their names say of it.
 
     Args:
@@ -27,7 +30,7 @@ def of_splits(
     >>> dict(of_splits({"train/kl": 0.5, "eval/kl": 0.25}, "eval/")), dict(of_splits({"eval_kl": 0.5}, "eval_"))
     ({'train': {'kl': 0.5}, 'eval': {'kl': 0.25}}, {'eval': {'kl': 0.5}})
     """
-    splits: dict[str, dict[str, Cell]] = {}
+    splits: dict[str, dict[str, _T]] = {}
     for name, value in values.items():
         split = EVAL if evaluations and name.startswith(evaluations) else otherwise
         own = name.removeprefix(evaluations).removeprefix("train/" if evaluations == "eval/" else "")

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, NUMBER, Printed, is_log_line, number
+from rolloutdoctor.importers.logs.numbers import number
+from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, NUMBER, Printed, is_log_line
 from rolloutdoctor.importers.logs.row_names import STEPS
 
 _STEPS = (*STEPS[:-1], "time/total_timesteps")
@@ -20,7 +21,6 @@ class BlockForm:
         part: a name and a number; a name without a number is that of a section.
         marks: text of every line that begins a step, and of every line with a part.
         names: label to metric; None: every name is that of a metric.
-        prefixes: of which every name has one.
         first: number of the first step.
         in_block: whether the numbers are on the lines below the step.
         is_headless: whether blocks without a step are read.
@@ -35,7 +35,6 @@ class BlockForm:
     part: re.Pattern[str]
     marks: tuple[str, str]
     names: Mapping[str, str] | None = None
-    prefixes: tuple[str, ...] = ("",)
     first: int = 0
     in_block: bool = True
     is_headless: bool = False
@@ -63,7 +62,7 @@ class BlockForm:
                     continue
                 name = label if "/" in label else f"{section}{label}"
                 name = name if self.names is None else self.names.get(name, "")
-                if not name or not name.startswith(self.prefixes):
+                if not name:
                     continue
                 if name in values or not has_begun:
                     # Who pastes a block without its step gives the steps from 1 on; AReaL shows several tables of one.
@@ -96,7 +95,8 @@ class BlockForm:
         if self.needs_step and counted is None:
             return
         if is_log_line(rest) and (self.names is not None or len(rest) >= FEWEST_NUMBERS - 1):
-            yield Printed(rest, max(step, 1 - self.first) if counted is None else int(counted), total_steps=total)
+            own = max(step, 1 - self.first) if self.begins.groups else None
+            yield Printed(rest, own if counted is None else int(counted), total_steps=total)
 
 
 _PLAIN = NUMBER.replace("[-+]?", "-?")
@@ -129,23 +129,19 @@ PRIME_RL = BlockForm(
     re.compile(rf"\|\s*([A-Z][\w. ]{{0,30}}?:?) ({_PLAIN}%?)"),
     ("Step ", "|"),
     {
-        "Loss": "loss/mean",
-        "Loss:": "loss/mean",
-        "Entropy": "entropy/all/mean",
-        "Entropy:": "entropy/mean",
-        "Mismatch KL": "mismatch_kl/all/mean",
-        "Mismatch KL:": "mismatch_kl/mean",
-        "Grad. Norm": "optim/grad_norm",
-        "Grad. Norm:": "optim/grad_norm",
-        "LR": "optim/lr",
-        "LR:": "optim/lr",
-        "Reward": "train/agg/all/reward/mean",
-        "Reward:": "reward/mean",
-        "Truncation": "train/agg/all/is_truncated/mean",
-        "Truncation:": "is_truncated/mean",
-        "Time": "time/step",
-        "Time:": "time/step",
-        "Zero Advantage": "zero_advantage",
+        f"{label}{colon}": name
+        for label, now, before in (
+            ("Loss", "loss/mean", "loss/mean"),
+            ("Entropy", "entropy/all/mean", "entropy/mean"),
+            ("Mismatch KL", "mismatch_kl/all/mean", "mismatch_kl/mean"),
+            ("Grad. Norm", "optim/grad_norm", "optim/grad_norm"),
+            ("LR", "optim/lr", "optim/lr"),
+            ("Reward", "train/agg/all/reward/mean", "reward/mean"),
+            ("Truncation", "train/agg/all/is_truncated/mean", "is_truncated/mean"),
+            ("Time", "time/step", "time/step"),
+            ("Zero Advantage", "zero_advantage", ""),
+        )
+        for colon, name in (("", now), (":", before))
     },
     in_block=False,
     before=_with_filtered,
@@ -178,21 +174,13 @@ AREAL = BlockForm(
     first=1,
 )
 
-# ``HumanOutputFormat.write`` (stable_baselines3/common/logger.py): a table between dashes, in sections.
-STABLE_BASELINES = BlockForm(
-    "the tables that Stable-Baselines3 prints",
-    re.compile(r"^\s*-{8,200}\s*$"),
-    re.compile(rf"\| {{1,8}}([A-Za-z][\w./() -]{{0,80}}?) {{0,60}}\| {{0,60}}({NUMBER}|) {{0,60}}\|"),
-    ("--------", "|"),
-    prefixes=("rollout/", "train/", "time/"),
-)
-
-# ``tabulate`` and ``rich.table`` with a row for each metric, the step among them.
+# ``tabulate`` and ``rich.table`` with a row for each metric, the step among them; ``HumanOutputFormat.write``
+# (stable_baselines3/common/logger.py), in sections.
 TWO_COLUMNS = BlockForm(
     "tables of names and numbers",
-    re.compile(r"^\s*[+|┏┡╒┌╭├╞┣╔╠][-=+|─━═┬┼┳╇┿╤╪]{4,300}[+|┓┩╕┐╮┤╡┫╗╣]\s*$"),
+    re.compile(r"^\s*[-+|┏┡╒┌╭├╞┣╔╠][-=+|─━═┬┼┳╇┿╤╪]{4,300}[-+|┓┩╕┐╮┤╡┫╗╣]\s*$"),
     re.compile(
-        rf"^\s*[|│┃║] {{0,8}}([A-Za-z][\w./() -]{{0,80}}?) {{0,60}}[|│┃║] {{0,60}}({NUMBER}) {{0,60}}[|│┃║]\s*$"
+        rf"^\s*[|│┃║] {{0,8}}([A-Za-z][\w./() -]{{0,80}}?) {{0,60}}[|│┃║] {{0,60}}({NUMBER}|) {{0,60}}[|│┃║]\s*$"
     ),
     ("", ""),
     needs_step=True,
@@ -206,4 +194,15 @@ WANDB_SUMMARY = BlockForm(
     ("Run summary:", "wandb:"),
     is_of_tracker=True,
     remarks=("it is the summary of the last step alone; the history of the run is not there",),
+)
+
+# ``record_step_stats`` of TRL's PPO trainer before 0.12; a console may have nothing else.
+WARNINGS = BlockForm(
+    "warnings of TRL's PPO trainer",
+    re.compile(r"KL divergence is starting to become (?=negative: )"),
+    re.compile(rf"(negative): ({NUMBER})(?=\s)"),
+    ("KL divergence", ""),
+    {"negative": "objective/kl"},
+    in_block=False,
+    remarks=("read are warnings alone, which are of the updates with a KL below -1: other updates are not there",),
 )

@@ -9,12 +9,12 @@ from typing import TextIO
 
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, is_log_row, step_of
 from rolloutdoctor.importers.logs.row_shapes import plain
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
-from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
@@ -162,7 +162,5 @@ def _chart(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _cell(text: str) -> object:
-    try:
-        return int(text) if _WHOLE.fullmatch(text.strip()) else decimal(text)
-    except ValueError:
-        return text
+    found = int(text) if _WHOLE.fullmatch(text.strip()) else number_in(text)
+    return text if found is None else found

@@ -8,9 +8,9 @@ from rolloutdoctor.importers.logs.block_forms import (
     AREAL,
     NEMO_RL,
     PRIME_RL,
-    STABLE_BASELINES,
     TWO_COLUMNS,
     WANDB_SUMMARY,
+    WARNINGS,
 )
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
 from rolloutdoctor.importers.logs.pair_lines import Pairs
@@ -18,7 +18,6 @@ from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.logs.verl_line import VerlLine
-from rolloutdoctor.importers.logs.warning_texts import Warnings
 
 
 class Form(Protocol):
@@ -50,7 +49,6 @@ FORMS: tuple[Form, ...] = (
     AREAL,
     TRAINER,
     TextTable(),
-    STABLE_BASELINES,
     TWO_COLUMNS,
     WANDB_SUMMARY,
     RepeatedLines(),
@@ -58,7 +56,7 @@ FORMS: tuple[Form, ...] = (
     _PAIRS,
     BLOCKS,
     ProgressBars(),
-    Warnings(),
+    WARNINGS,
 )
 """In the order in which they are tried: the narrowest first."""
 

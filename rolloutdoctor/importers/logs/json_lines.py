@@ -10,7 +10,6 @@ from rolloutdoctor.importers.logs.printed import dict_in, values_of
 from rolloutdoctor.importers.logs.row_names import (
     LONG,
     MOST_NAMES,
-    OF_ROLLOUTS,
     STEPS,
     counter_of,
     has_mean_reward,
@@ -123,7 +122,6 @@ def are_samples(rows: Sequence[Mapping[str, object]]) -> bool:
         and all(
             all(map(is_number, row.values()))
             and of_rollouts(row.keys()) <= {"reward", "advantage"}
-            and not OF_ROLLOUTS & row.keys()
             and "reward" in metric_quantities(row).values()
             for row in rows
         )
@@ -146,7 +144,7 @@ def _may_come_first(row: Mapping[str, object]) -> bool:
     """Tell what a loop writes before its numbers: its configuration, what begins, numbers of samples or evaluations."""
     if all(value is None or isinstance(value, (bool, int, float)) for value in row.values()):
         return any(name in row for name in STEPS)
-    return not (of_rollouts(row.keys()) - {"reward"} or OF_ROLLOUTS & row.keys())
+    return of_rollouts(row.keys()) <= {"reward"}
 
 
 def is_history(row: Mapping[str, object]) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.rows import entries_of
-from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
 
@@ -38,7 +38,7 @@ class MlflowRun:
             name = file.relative_to(path / _METRICS).as_posix()
             for number, line in enumerate(lines_of(Source.of(str(file))), start=1):
                 match = _LINE.fullmatch(line.strip())
-                if match is not None and (value := _value(match[1])) is not None:
+                if match is not None and (value := number_in(match[1])) is not None:
                     row = {"step": int(match[2]), "name": name, "value": value}
                     yield from entries_of(row, f"{source.name}/{_METRICS}/{name}, line {number}", notes)
 
@@ -48,10 +48,3 @@ def _files(path: Path) -> Iterator[Path]:
     folder = path / _METRICS
     if folder.is_dir():
         yield from islice((file for file in sorted(folder.rglob("*")) if file.is_file()), _MOST)
-
-
-def _value(text: str) -> float | None:
-    try:
-        return decimal(text)
-    except ValueError:
-        return None

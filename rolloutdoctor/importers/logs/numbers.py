@@ -107,6 +107,16 @@ def is_number(value: object) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
+def number(value: object) -> float | None:
+    """Return the number that a cell or a text says, a percentage as a share; None if it says none."""
+    if not isinstance(value, str):
+        return as_float(value)
+    try:
+        return cells.decimal(value[:-1]) / 100 if value.endswith("%") else cells.decimal(value)
+    except ValueError:
+        return None
+
+
 def as_float(value: object) -> float | None:
     """Return a number as a float; None if it is none."""
     if not isinstance(value, (int, float)):

@@ -1,5 +1,6 @@
 """Rows that are parts of a step, as one row: a loop may log each of its prompts, groups or micro-batches."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -26,27 +27,17 @@ _SEVERAL = 1.5
 DEGENERATE = "degenerate_ratio"
 """Share of the groups of a step in which all rewards are equal."""
 
-_COUNTS = frozenset(
-    f"{before}{word}{after}"
-    for word in ("degenerate", "zero_variance", "zero_std", "dead")
-    for before, after in (("n_", ""), ("num_", ""), ("n_", "_groups"), ("num_", "_groups"), ("", "_groups"))
+_EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL = map(
+    re.compile,
+    (
+        r"(?:n_|num_)(?:degenerate|zero_variance|zero_std|dead)(?:_groups)?|(?:degenerate|zero_variance|zero_std|dead)_groups",
+        r"(?:n_|num_)?all_(?:pass|passed|correct|right|solved)(?:_groups)?|solve_all",
+        r"(?:n_|num_)?all_(?:fail|failed|wrong|incorrect|unsolved)(?:_groups)?|solve_none",
+        r"(?:n_|num_)?mixed(?:_groups)?|solve_partial",
+        r"(?:n_|num_|total_)groups",
+    ),
 )
-_ALL_PASS, _ALL_FAIL = (
-    frozenset(
-        {
-            f"solve_{none}",
-            *(f"{n}all_{word}{of}" for word in words for n in ("", "n_", "num_") for of in ("", "_groups")),
-        }
-    )
-    for none, words in (
-        ("all", ("pass", "passed", "correct", "right", "solved")),
-        ("none", ("fail", "failed", "wrong", "incorrect", "unsolved")),
-    )
-)
-_MIXED = ("mixed", "n_mixed", "num_mixed", "mixed_groups", "n_mixed_groups", "solve_partial")
-"""Counts of groups whose responses all pass, all fail, or differ: they add up to all groups."""
-
-_TOTALS = ("n_groups", "num_groups", "total_groups")
+"""Counts of groups with equal rewards; of those whose responses all pass, all fail, or differ, which add up to all."""
 
 
 def values_of_row(row: Mapping[str, object]) -> dict[str, object]:
@@ -161,8 +152,8 @@ def with_shares(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
 def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float]]:
     """Yield how many groups of a row have equal rewards, and what else it says of their number."""
     counts, passed, failed, mixed, totals = (
-        [value for name in row if name in names and (value := as_float(row[name])) is not None]
-        for names in (_COUNTS, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTALS)
+        [value for name in row if pattern.fullmatch(name) and (value := as_float(row[name])) is not None]
+        for pattern in (_EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL)
     )
     if not counts and len(passed) == len(failed) == 1:
         counts = [passed[0] + failed[0]]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
-from rolloutdoctor.importers.reading.cells import decimal
+from rolloutdoctor.importers.logs.numbers import REWARD_STD, number, std_of
 from rolloutdoctor.metric_names.generic import is_metric, snake
 
 NUMBER = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]{1,20}|nan|inf|NaN|Infinity)"
@@ -60,14 +59,6 @@ class Printed:
     counter: str = ""
     total_steps: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
-
-
-def number(text: str) -> float | None:
-    """Return the number that a text says, a percentage as a share; None if it says none."""
-    try:
-        return decimal(text[:-1]) / 100 if text.endswith("%") else decimal(text)
-    except ValueError:
-        return None
 
 
 def dict_in(text: str) -> dict[str, str] | None:

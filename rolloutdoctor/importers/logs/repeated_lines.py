@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
-from rolloutdoctor.importers.logs.printed import PAIR, Printed, name_of, number, pairs
+from rolloutdoctor.importers.logs.numbers import REWARD_STD, number, std_of
+from rolloutdoctor.importers.logs.printed import PAIR, Printed, name_of, pairs
 from rolloutdoctor.importers.logs.row_names import STEPS
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rolloutdoctor.data.step_key import EVAL
-from rolloutdoctor.importers.logs.numbers import is_list, is_number
+from rolloutdoctor.importers.logs.numbers import is_list, is_number, number
 from rolloutdoctor.importers.logs.printed import dict_in, name_of, values_of
 from rolloutdoctor.importers.logs.row_names import (
     MOST_NAMES,
-    OF_ROLLOUTS,
     RUNS,
     STEPS,
     has_mean_reward,
@@ -15,7 +14,6 @@ from rolloutdoctor.importers.logs.row_names import (
     of_rollouts,
 )
 from rolloutdoctor.importers.reading import lines
-from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.metric_names.generic import generic, is_metric
 
 _NAMES = ("name", "key", "metric", "metricName", "metric_name", "tag")
@@ -68,7 +66,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         return {"step": row[counter], **rest} if is_log and counter is not None else row
     name = next((one for one in _NAMES if isinstance(row.get(one), str)), None)
     value = next((one for one in VALUES if one in row), None)
-    if name is not None and value is not None and (one := _number(row[value])) is not None:
+    if name is not None and value is not None and (one := number(row[value])) is not None:
         return {
             **{run: row[run] for run in (*RUNS, "split") if run in row},
             "step": row[step],
@@ -83,7 +81,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         return row
     # What a loop shows of a response beside the numbers of an update is left out; of itself it is a rollout.
     names = {name.rpartition("/")[2] for name, _ in leaves}
-    is_of_rollout = bool(names & OF_ROLLOUTS or of_rollouts(names) - {"reward"}) or len(flat) < len(leaves)
+    is_of_rollout = bool(of_rollouts(names) - {"reward"}) or len(flat) < len(leaves)
     return row if is_of_rollout and not any(map(_is_of_update, flat)) else flat
 
 
@@ -121,7 +119,6 @@ def is_episode(row: Mapping[str, object]) -> bool:
         type(row.get("episode")) is int
         and any((known := generic(name)) is not None and known.quantity == "reward" for name in numbers)
         and of_rollouts(rest.keys()) <= {"reward"}
-        and not OF_ROLLOUTS & rest.keys()
         and all(name in numbers or _is_word(value) for name, value in rest.items())
     )
 
@@ -159,10 +156,3 @@ def parsed(value: object) -> object:
         return value
     found = lines.document(value.encode())
     return found if isinstance(found, dict) else values_of(dict_in(value) or {}) or value
-
-
-def _number(value: object) -> float | None:
-    try:
-        return decimal(value) if isinstance(value, str) else float(value) if isinstance(value, (int, float)) else None
-    except (ValueError, OverflowError):
-        return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rolloutdoctor.importers.logs.json_lines import are_samples, kind_of_rows
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, TRAINER, of_rollouts, step_of
+from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, TRAINER, of_rollouts, step_of
 from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain, without_excerpts
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -167,7 +167,6 @@ def _is_log(rows: Rows, is_named: bool) -> bool:
     return len(some) >= _FEWEST and all(
         any(name in row for name in STEPS)
         and of_rollouts(row.keys()) <= of_one
-        and not OF_ROLLOUTS & row.keys()
         and all(is_number(value) or is_list(value) for value in row.values())
         for row in some
     )

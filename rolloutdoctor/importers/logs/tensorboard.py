@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.base import Entry, of_splits
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.tensorboard_records import hparams, records, scalars, texts
@@ -49,13 +48,10 @@ class TensorboardEvents:
                 offsets.clear()
                 for record in records(stream, offsets.append):
                     for step, name, value in scalars(record, known):
-                        split = TRAIN
-                        if is_prefixed:
-                            split = EVAL if name.startswith("eval/") else TRAIN
-                            name = name.removeprefix("eval/").removeprefix("train/")
                         if step < 0:
                             raise InputError(f"{source.name}: step {step} of {name}; steps count from 0")
-                        yield step, split, {name: value}
+                        for split, values in of_splits({name: value}, "eval/" if is_prefixed else ""):
+                            yield step, split, values
         except OSError as error:
             raise InputError(f"{source.name}: {reason(error)}") from None
         except ValueError as error:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable, Iterator
 from html import unescape
 
-from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.printed import Printed, name_of, number
+from rolloutdoctor.importers.logs.base import of_splits
+from rolloutdoctor.importers.logs.numbers import number
+from rolloutdoctor.importers.logs.printed import Printed, name_of, values_of
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import writers
@@ -54,15 +55,9 @@ class TextTable:
             if names and len(names) <= len(cells) <= len(names) + 1:
                 row = dict(zip(names, cells[-len(names) :], strict=True))
                 step = row.pop("step")
-                for split, prefix in ((TRAIN, ""), (EVAL, "eval_")) if _STEP.fullmatch(step) else ():
-                    own = {
-                        name.removeprefix("eval_"): cell
-                        for name, cell in row.items()
-                        if name.startswith("eval_") == bool(prefix)
-                    }
-                    found = {name: number(cell) for name, cell in own.items()}
-                    values: dict[str, float | None] = {name: x for name, x in found.items() if x is not None}
-                    odd = {name: cell for name, cell in own.items() if found[name] is None}
+                for split, own in of_splits(row, "eval_") if _STEP.fullmatch(step) else ():
+                    values = values_of(own)
+                    odd = {name: cell for name, cell in own.items() if name not in values}
                     if values:
                         texts = {name: cell for name, cell in odd.items() if cell.lower() not in _EMPTY}
                         yield Printed(values, int(step), split, texts=texts, total_steps=ends[-1] if ends else None)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.forms import is_step
-from rolloutdoctor.importers.logs.printed import number, pairs
+from rolloutdoctor.importers.logs.numbers import number
+from rolloutdoctor.importers.logs.printed import pairs
 from rolloutdoctor.importers.logs.table import located
 from rolloutdoctor.importers.reading.notebooks import Notebook, read_notebook
 from rolloutdoctor.importers.reading.text_lines import lines_of
