@@ -176,11 +176,34 @@ def test_a_function_without_a_deviation_that_gives_nothing_in_two_lines_is_named
     assert one is None or one.remark == "1 reward function has a mean of 0 in all 2 logged steps: format"
 
 
-@pytest.mark.parametrize(("k3", "severity"), [(0.51, "warning"), (0.49, None)])
+@pytest.mark.parametrize(
+    ("k3", "severity"), [(0.51, "warning"), (0.49, "info"), (0.11, "info"), (0.09, None), (0.02, None)]
+)
 def test_one_line_in_which_sampler_and_trainer_are_nats_apart(tmp_path, k3, severity):
     path = jsonl(tmp_path / "log.jsonl", {"train/gen_kl_error": k3, "train/probs_ratio": 1.0, "train/loss": 0.01234})
     found = finding(path, "RDO012")
     assert (None if found is None else found.severity.label) == severity
+    if severity == "info":
+        assert verdict(rd.check(path)).startswith("Sampler and trainer disagree: a k3 of ")
+
+
+@pytest.mark.parametrize(("clipped", "found"), [((0.41,), True), ((0.39,), False), ((0.9, 0.39), False), ((), False)])
+def test_few_lines_in_which_most_is_clipped(tmp_path, clipped, found):
+    lines = [SWIFT | {"clip_ratio": share} for share in clipped] or [SWIFT]
+    path = jsonl(tmp_path / "log.jsonl", *lines)
+    one = finding(path, "RDT007")
+    assert (one is not None) is found
+    if found:
+        assert (one.severity.label, one.verdict) == ("info", "exposed")
+        assert verdict(rd.check(path)).startswith("41 % of the tokens are clipped: their policy gradient is 0 (RDT007)")
+
+
+@pytest.mark.parametrize(("lines", "leads"), [(3, True), (2, False)])
+def test_a_kl_that_is_negative_in_most_lines_is_said_first(tmp_path, lines, leads):
+    negative = [SWIFT | {"kl": -0.35}] * lines
+    path = jsonl(tmp_path / "log.jsonl", *negative, *[SWIFT | {"kl": 0.01}] * 2)
+    assert finding(path, "RDM003").severity.label == "info"
+    assert ("The logged KL is negative" in verdict(rd.check(path))) is leads
 
 
 def test_one_line_shows_its_vitals(tmp_path):

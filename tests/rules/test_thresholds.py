@@ -413,7 +413,7 @@ BOUNDARIES = [
         ("warning", "info"),
     ),
     near("RDT006", "nearly_all", 0.95, lambda x: {"truncated_share": turns(0.0, x)}, ("warning", "error")),
-    steps_of("RDT007", 10, "info", clip_fraction=0.5),
+    steps_of("RDT007", 10, "info", clip_fraction=0.3),
     near("RDT007", "some", 0.25, lambda x: {"clip_fraction": [x] * 30}, ("clean", "info")),
     near("RDT007", "many", 0.4, lambda x: {"clip_fraction": [x] * 30}, ("info", "warning")),
     Boundary("RDT007", "lasting", {"clip_fraction": [0.5] * 29}, {"clip_fraction": [0.5] * 30}, ("info", "warning")),

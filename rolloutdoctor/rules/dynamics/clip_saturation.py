@@ -1,6 +1,6 @@
 """RDT007: most of the update is clipped, from the trainer's log alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
@@ -22,7 +22,8 @@ class ClipSaturation(NumbersRule):
 
     ## How it is measured
     `clip_fraction` is the mean over the logged steps. Its median over the last third decides: a warning above 0.4 in
-    thirty steps or more, information above 0.25, a gate that users often set. Exposed: ratios of whole responses (GSPO)
+    thirty steps or more, information above 0.25, a gate that users often set; in fewer steps than ten, information
+    above 0.4. Exposed: ratios of whole responses (GSPO)
     are clipped far more often than those of tokens, by design.
 
     ## What to do
@@ -51,6 +52,14 @@ class ClipSaturation(NumbersRule):
         is_sequence = objective is not None and objective.surrogate.level != "token"
         return "the ratio is sequence-level, which is clipped often by design" if is_sequence else None
 
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge a few lines in which so much is clipped that later ones hardly change it."""
+        values = series(run, "clip_fraction")
+        if not len(values) or float(values.min()) <= self.many:
+            return None
+        found = self.judge_log(run, context)
+        return None if found is None else replace(found, remark=found.headline)
+
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the last third."""
         import numpy as np
@@ -63,7 +72,7 @@ class ClipSaturation(NumbersRule):
             severity=Severity.WARNING if late > self.many and len(values) >= self.lasting else Severity.INFO,
             confirmed=False,
             headline=f"{percent(late)} of the tokens are clipped: their policy gradient is 0",
-            message=f"In the last third of {counted(len(values), 'logged step')} the median clip fraction is "
+            message=f"The median clip fraction over the last third of {counted(len(values), 'logged step')} is "
             f"{percent(late)}.",
             evidence="the logged clip fraction; a few percent are normal",
             advice=(

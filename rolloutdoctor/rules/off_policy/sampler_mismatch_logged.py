@@ -39,7 +39,7 @@ class SamplerMismatchLogged(NumbersRule):
     ## How it is measured
     Medians over the logged steps are tested. It is a warning if the correlation is below 0.9, the mean difference above
     0.1 in probability or above 0.3 nats, k3 above 0.1 nats, or log-perplexities are 0.3 nats apart; an error below 0.5,
-    above 0.3, 1 nat, or a k3 of 0.5; in one line or two such an error is a warning. It is information beyond the gates
+    above 0.3, 1 nat, or a k3 of 0.5; in one line or two each is one severity lower. It is information beyond the gates
     that users often set: 0.995, 0.005, 0.02 nats, a k3 of 0.01. If a version lag of a step or more is logged, the
     training is asynchronous and a gap is expected: information. `onset` is the step from which a running median is
     beyond these gates. If the mean importance weight differs from 1 by more than three times sqrt(2 k3) + k3, and by
@@ -149,9 +149,11 @@ class SamplerMismatchLogged(NumbersRule):
         return self._of_weights(run) or super().judge(run, context)
 
     def judge_few(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge fewer lines than a median takes: a warning where they are of an error, whatever the noise of one."""
+        """Judge fewer lines than a median takes, one severity lower: one of them may be noise."""
         few = self.judge_log(run, context) if len(run.table) else None
-        return None if few is None or few.severity < Severity.ERROR else replace(few, severity=Severity.WARNING)
+        if few is None or few.severity == Severity.INFO:
+            return None
+        return replace(few, severity=Severity(few.severity - 1), remark=few.headline)
 
     def _of_weights(self, run: Measured) -> Judgement | None:
         """Judge a mean importance weight that ratios of tokens with the logged k3 cannot have.
