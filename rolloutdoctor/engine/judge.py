@@ -267,6 +267,7 @@ def _finding(rule: AnyRule, seen: Seen, total: Measured, judgement: Judgement) -
         cause=judgement.cause,
         why=judgement.why or rule.why(),
         remark=judgement.remark,
+        hinders=judgement.hinders and bool(judgement.remark),
     )
 
 

@@ -1,16 +1,17 @@
 """The quantities of a trainer's log that its first screen shows, with the steps at which findings about them begin."""
 
 from collections.abc import Sequence
+from math import inf, sqrt
 
 import polars as pl
 
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import Finding, Severity
-from rolloutdoctor.results.vitals import Vital
+from rolloutdoctor.results.vitals import Trend, Vital
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.numbers_rule import NumbersRule
-from rolloutdoctor.rules.series import change_of_means, memory
+from rolloutdoctor.rules.series import errors_of_ends, thirds
 from rolloutdoctor.rules.table import AnyRule, find
 
 SHOWN = (
@@ -31,16 +32,24 @@ SHOWN = (
 )
 """Canonical quantities, in the order of the screen."""
 
-FEWEST, ERRORS = 12, 4.0
-"""Values of a quantity that has moved, and standard errors: of thirds of four values, noise gets there once in 140."""
+WITHOUT_REWARD = ("accuracy", "loss", *SHOWN)
+"""The same for a log that has no reward."""
 
 KEEP = 512
 """Values of a quantity that are kept, evenly spread."""
 
 
+_LEARNED = frozenset({"reward", "accuracy"})
+"""Quantities of which the first sentence says whether they rise."""
+
+
+_FEWEST_OF_THIRDS = 6
+"""Values of whose thirds the deviations are known."""
+
+
 def metrics_read(rules: Sequence[AnyRule], context: Context) -> frozenset[str]:
     """Return the logged metrics that rules query, and those of these quantities."""
-    vital = frozenset(context.column_of(context.quantities[name][0]) for name in SHOWN if name in context.quantities)
+    vital = frozenset(context.column_of(context.quantities[name][0]) for name in _shown(context))
     return vital.union(*(rule.metrics(context) for rule in rules))
 
 
@@ -54,9 +63,7 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
     """
     found = []
     logged = metrics.filter(pl.col("split") == TRAIN, pl.col("logged").is_finite())
-    for name in SHOWN:
-        if name not in context.quantities:
-            continue
+    for name in _shown(context):
         metric, meaning = context.quantities[name]
         own = logged.filter(pl.col("metric") == context.column_of(metric))
         if not len(own) or (meaning.zero_when_off and not (own["logged"] != 0).any()):
@@ -65,19 +72,28 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
         kept = own.reverse().gather_every(-(-len(own) // KEEP)).reverse()
         series = tuple(map(meaning.canonical, kept["logged"]))
         known, marks = BY_NAME[name], _marks(name, findings)
-        found.append(Vital(name, known.title, metric, known.unit, tuple(kept["step"]), series, marks, _moved(series)))
+        trend = _trend(series) if name in _LEARNED else None
+        found.append(Vital(name, known.title, metric, known.unit, tuple(kept["step"]), series, marks, trend))
     return tuple(found)
 
 
-def _moved(series: Sequence[float]) -> tuple[float, float] | None:
-    """Return the means of the first and the last third; None of a series that is short, or may not have moved."""
-    if len(series) < FEWEST:
-        return None
+def _shown(context: Context) -> list[str]:
+    """The quantities of the screen that the log has."""
+    names = SHOWN if "reward" in context.quantities else WITHOUT_REWARD
+    return [name for name in names if name in context.quantities]
+
+
+def _trend(series: Sequence[float]) -> Trend:
+    """Compare the first third of a series with its last."""
     import numpy as np
 
-    values, third = np.asarray(series), len(series) // 3
-    change, error = change_of_means(values[:third], values[-third:], memory(values))
-    return (float(values[:third].mean()), float(values[-third:].mean())) if abs(change) > ERRORS * error else None
+    values, count = np.asarray(series), len(series)
+    few = (float(values[0]), float(values[-1]), 0.0, inf)
+    first, last, _, error = thirds(values) if count >= _FEWEST_OF_THIRDS else few
+    ups = float(sum(np.sign(values[place + 1 :] - values[place]).sum() for place in range(count)))
+    spread = sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    rank = ups / spread if spread else 0.0
+    return Trend(count, first, last, error, rank, errors_of_ends(values))
 
 
 def _marks(name: str, findings: Sequence[Finding]) -> tuple[tuple[int, str], ...]:

@@ -97,6 +97,7 @@ class Finding(Displayed):
         why: why it matters, one sentence.
         follows_from: code of the finding that is the cause of this one and counts for it, or None.
         remark: what belongs beside "no fault was found", as a clause; empty for most.
+        hinders: it may be why the reward does not rise, and is said before that; with a `remark` alone.
         known: whether a baseline has it, so that it does not change the exit code; None without a baseline.
     """
 
@@ -117,6 +118,7 @@ class Finding(Displayed):
     why: str = ""
     follows_from: str | None = None
     remark: str = ""
+    hinders: bool = False
     known: bool | None = None
 
     @property
@@ -145,6 +147,9 @@ LONGER_LOG = "check a longer log"
 
 NO_REMEDY = "nothing records it; rewards and advantages are computed"
 """What to do about an unknown loss."""
+
+LEAST_TESTED = 0.5
+"""Share of the applicable rules below which a run without findings is not judged."""
 
 NO_ROLLOUTS = "there are logged metrics and no rollouts"
 """Reason of a rule on rollouts, where there is a log alone."""
@@ -358,6 +363,11 @@ class Report(RunResult):
         """Count the rules that apply and that an input of this kind could test: of a log, those that read logs."""
         beyond = sum(rule.reason == NO_ROLLOUTS for rule in self.skipped)
         return self.coverage.rules - len(self.not_applicable) - beyond
+
+    @property
+    def is_too_little(self) -> bool:
+        """True if fewer than half of the rules that apply could be tested: most faults could not have shown."""
+        return self.coverage.tested < LEAST_TESTED * self.testable
 
     def clean_words(self) -> list[str]:
         """Code and name of each clean rule; where its verdict rests on a sample, with what that excludes."""

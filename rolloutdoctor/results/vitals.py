@@ -6,6 +6,36 @@ from math import fsum
 
 
 @dataclass(frozen=True)
+class Trend:
+    """How the last third of a series differs from the first.
+
+    Attributes:
+        lines: values of the series.
+        first: mean of the first third.
+        last: mean of the last third.
+        error: standard error of their difference; infinite of fewer than six values.
+        rank: normal score of Kendall's rank correlation with time.
+        of_ends: change between the medians of both ends, in standard errors of the noise of neighbours.
+    """
+
+    lines: int
+    first: float
+    last: float
+    error: float
+    rank: float
+    of_ends: float
+
+    @property
+    def change(self) -> float:
+        """From the first third to the last."""
+        return self.last - self.first
+
+    def exceeds(self, errors: float) -> bool:
+        """Tell whether the change, up or down as `errors` is above 0 or below, is larger than so many of its errors."""
+        return self.change * errors > 0 and abs(self.change) > abs(errors) * self.error
+
+
+@dataclass(frozen=True)
 class Vital:
     """A quantity of the trainer's log.
 
@@ -17,7 +47,7 @@ class Vital:
         steps: steps at which it was logged, in order.
         series: its value at each.
         marks: step at which a finding about it begins, and the code of its rule.
-        moved: means of its first and its last third, where they differ by more than its noise.
+        trend: of the reward, or the accuracy where no reward is logged, from its first third to its last.
     """
 
     name: str
@@ -27,7 +57,7 @@ class Vital:
     steps: tuple[int, ...]
     series: tuple[float, ...]
     marks: tuple[tuple[int, str], ...] = ()
-    moved: tuple[float, float] | None = None
+    trend: Trend | None = None
 
     @property
     def first(self) -> float:

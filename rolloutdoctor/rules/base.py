@@ -209,6 +209,7 @@ class Judgement:
         fix: the fix (``NAME:VARIANT``) that removes it, where that depends on what was found.
         why: why it matters, where that depends on what was found; else the page of the rule says it.
         remark: what belongs beside "no fault was found", as a clause; empty for most.
+        hinders: it may be why the reward does not rise, and is said before that; with a `remark` alone.
     """
 
     severity: Severity
@@ -222,6 +223,7 @@ class Judgement:
     fix: str | None = None
     why: str = ""
     remark: str = ""
+    hinders: bool = False
 
 
 MIXED_SPLITS = Missing(

@@ -63,6 +63,7 @@ def improbable(run: Measured, context: Context, *, chance: float) -> Oddity | No
         severity=Severity.INFO,
         words=words,
         remark=words,
+        hinders=True,
         advice="sample from the whole distribution (no top-k, top-p or least length, temperature 1), and score the "
         "same tokens with the same padding, and without dropout",
         why="A KL far below 0 says that other tokens or another distribution were scored than sampled.",
@@ -118,6 +119,7 @@ def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, sm
         confirmed=False,
         words=words,
         remark=words if values.max() > MOST_KL else "",
+        hinders=True,
         advice=f"inspect the batch of step {step}; if spikes recur, lower {own_name(context, 'the learning rate')}",
         why="At such a step the policy suddenly differs far more from the reference than around it.",
     )

@@ -34,6 +34,7 @@ class Oddity:
         confirmed: the log proves it.
         onset: first step, where there is one.
         remark: what belongs beside "no fault was found".
+        hinders: it may be why the reward does not rise.
     """
 
     severity: Severity
@@ -43,6 +44,7 @@ class Oddity:
     confirmed: bool = True
     onset: int | None = None
     remark: str = ""
+    hinders: bool = False
 
 
 def ended(run: Measured, context: Context) -> Oddity | None:

@@ -45,6 +45,7 @@ def _equal_rewards(run: Measured, *, fewest: int) -> Oddity | None:
         confirmed=False,
         words=words,
         remark=words,
+        hinders=True,
         advice="use prompts that are neither solved nor too hard, sample more responses to a prompt, or drop "
         "zero-variance groups",
         why="A group whose rewards are all equal has advantages of 0.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import copysign, inf, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -113,6 +113,16 @@ def ends(values: "Values | Sequence[float]") -> Ends:
     )
 
 
+def errors_of_ends(values: "Values") -> float:
+    """Return how far the median at the end is above that at the start, in standard errors of noise that lasts.
+
+    A rise within the first third adds to the deviations there, and the means of thirds may hide it.
+    """
+    level = ends(values)
+    error = OF_A_MEDIAN * level.error_with_memory
+    return level.change / error if error else copysign(inf, level.change) if level.change else 0.0
+
+
 def noise(values: "Values") -> float:
     """Return the standard deviation of independent noise on a slow trend, from the differences of neighbours.
 
@@ -149,6 +159,13 @@ def change_of_means(first: "Values", last: "Values", kept: float) -> tuple[float
     """Return how the mean of two parts of a series differs, and its standard error, of noise with such a memory."""
     variances = (float(part.var(ddof=1)) / len(part) for part in (first, last))
     return float(last.mean() - first.mean()), sqrt(sum(variances) * (1 + kept) / (1 - kept))
+
+
+def thirds(values: "Values") -> tuple[float, float, float, float]:
+    """Return the means of the first and the last third, their difference and its standard error."""
+    third = len(values) // 3
+    first, last = values[:third], values[-third:]
+    return (float(first.mean()), float(last.mean()), *change_of_means(first, last, memory(values)))
 
 
 def falls_from_best_fifth(values: "Values", errors: float, share: float) -> bool:

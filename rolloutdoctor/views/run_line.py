@@ -5,6 +5,7 @@ from collections import Counter
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.views.layout import many
+from rolloutdoctor.views.log_outcome import before_the_rules
 from rolloutdoctor.views.style import plain
 
 
@@ -19,7 +20,9 @@ def outcome(run: CheckedRun) -> str:
     if run.report.nothing_checked:
         return "untested"
     worst = run.report.worst()
-    return worst.label if worst is not None and worst >= Severity.WARNING else "no fault"
+    if worst is not None and worst >= Severity.WARNING:
+        return worst.label
+    return "too little to judge" if run.report.is_too_little else "no fault"
 
 
 def total(found: Counter[str]) -> str:
@@ -35,6 +38,7 @@ def total(found: Counter[str]) -> str:
             ("error", "with errors"),
             ("warning", "with warnings"),
             ("untested", "untested"),
+            ("too little to judge", "with too little to judge"),
             ("no fault", "without a fault"),
         )
         if kind in found
@@ -57,9 +61,15 @@ def words_of(run: CheckedRun) -> str:
         codes = [one.code for one in below if one.follows_from == cause]
         parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
     size = run.report.input
-    words = "; ".join(parts) or _tested(run.report)
+    words = "; ".join(parts) or "; ".join([*_came(run.report), _tested(run.report)])
     rows = "" if run.report.is_log_alone else f"{many(size.rows, 'row')}, "
     return f"{words} ({rows}{many(size.steps, 'step')})"
+
+
+def _came(report: Report) -> list[str]:
+    """What came of a run without faults, first of all."""
+    said = next(before_the_rules(report), "") if report.is_log_alone else ""
+    return [said[:1].lower() + said[1:].rstrip(".")] if said else []
 
 
 def _tested(report: Report) -> str:

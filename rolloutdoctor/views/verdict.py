@@ -6,6 +6,7 @@ from math import isfinite
 
 from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
 from rolloutdoctor.views.layout import as_sentence, many
+from rolloutdoctor.views.log_outcome import MUCH, before_the_rules, reasons, too_few
 from rolloutdoctor.views.style import shown
 from rolloutdoctor.views.untested import best_remedy
 
@@ -24,19 +25,10 @@ _SHARE_OF_WASTE = {"zero_variance_share", "dead_share"}
 _FEWEST_HOURS = 0.1
 """Time that is worth a word."""
 
-_MUCH = 0.5
-"""Such a share from which on the verdict says so."""
-
 _SAY_WASTE = {"RDT001", "RDT002", "RDG003"}
 """Rules of steps without reward variance: no second sentence says their share again."""
 
-_OUTCOMES = {"RDT016", "RDI012"}
-"""Rules whose finding is what came of a run of which nothing is known to be wrong: of a log alone it is said first."""
-
 _CLAUSE_END = re.compile(r"[:,;] ")
-
-_LEAST_TESTED = 0.5
-"""Share of the applicable rules below which a run without findings is not judged: most faults could not have shown."""
 
 _OF_UPDATE = ("spurious_share_l1", "grad_share_l1", "relative_change_l1")
 """Measures that say how much of the gradient a finding is about, the best first."""
@@ -53,8 +45,8 @@ def verdict(report: Report) -> str:
     outcome, waste = _outcome(report), "" if is_said else _waste(report)
     outcome += f" {report.unread_release}." if report.unread_release else ""
     is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
-    came = "" if is_fault or not report.is_log_alone else _standstill(report)
-    words = " ".join(filter(None, (outcome, waste) if is_fault else (waste, came, outcome)))
+    came = () if is_fault or not report.is_log_alone else tuple(before_the_rules(report))
+    words = " ".join(filter(None, (outcome, waste) if is_fault else (waste, *came, outcome)))
     return f"{as_sentence(report.part)}: {words}" if report.part else words
 
 
@@ -71,10 +63,13 @@ def _outcome(report: Report) -> str:
             (reason,) = reasons
             return f"{as_sentence(reason)}."
         return f"Nothing could be checked: {_untested(report)}."
-    testable = report.testable
-    if tested < _LEAST_TESTED * testable:
-        return " ".join([*_remarks(report), _too_little(report, tested, testable)])
-    return " ".join([_healthy(report), *_remarks(report)])
+    if report.is_too_little:
+        return " ".join([*_remarks(report), *_few(report), _too_little(report, tested, report.testable)])
+    return " ".join([*_few(report), _healthy(report), *_remarks(report)])
+
+
+def _few(report: Report) -> Iterator[str]:
+    return too_few(report) if report.is_log_alone else iter(())
 
 
 def _healthy(report: Report) -> str:
@@ -93,9 +88,9 @@ def _healthy(report: Report) -> str:
 
 def _remarks(report: Report) -> Iterator[str]:
     """Yield what belongs beside "no fault was found", as sentences with the code of the finding."""
-    said = _OUTCOMES if report.is_log_alone else frozenset[str]()
+    said = reasons(report) if report.is_log_alone else []
     for one in report.findings:
-        if one.remark and one.code not in said:
+        if one.remark and one not in said:
             yield f"{as_sentence(one.remark)} ({one.code})."
 
 
@@ -141,29 +136,12 @@ def _of_faults(faults: list[Finding], report: Report) -> str:
     return f"{sentence}. To fix it: {worst.advice}.{others}"
 
 
-def _standstill(report: Report) -> str:
-    """Say what came of the run, where that is all that is known: first what half of the responses or more met."""
-    found = [one for one in report.causes if one.code in _OUTCOMES]
-    found.sort(key=lambda one: (one.measures["truncated_share"].value or 0.0) < _MUCH if one.code == "RDI012" else True)
-    return " ".join(f"{as_sentence(one.headline)}." for one in found) or _moved(report)
-
-
-def _moved(report: Report) -> str:
-    """Say that the reward rose, or that it fell, where no finding says more of it."""
-    moved = next((vital.moved for vital in report.vitals if vital.name == "reward"), None)
-    if moved is None or any("reward" in one.headline for one in report.findings):
-        return ""
-    first, last = moved
-    went = "rose" if last > first else "fell"
-    return f"The reward {went}: {first:.3g} in the first third, {last:.3g} in the last."
-
-
 def _waste(report: Report) -> str:
     """Say that half of the rollouts or more trained nothing, though that is no fault; in hours, if they are logged."""
     for finding in report.findings:
         names = _SHARE_OF_WASTE & finding.measures.keys()
         share = max((finding.measures[name].value or 0.0 for name in names), default=0.0)
-        if share < _MUCH or finding.severity > Severity.INFO:
+        if share < MUCH or finding.severity > Severity.INFO:
             continue
         words = as_sentence(finding.headline)
         times = next((vital for vital in report.vitals if vital.name == "step_time"), None)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import rolloutdoctor as rd
-from rolloutdoctor.engine.vitals import ERRORS
+from rolloutdoctor.views.log_outcome import FEWEST, FEWEST_OF_THIRDS, LIKELY, LIKELY_FALL, SURE, SURE_ENDS
 from rolloutdoctor.views.verdict import verdict
 
 
-def log_of(path, rewards):
+def log_of(path, rewards, **others):
     rows = [{"step": n, "loss": 0.01 * n, "reward": float(x)} for n, x in enumerate(rewards, start=1)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row | others) + "\n" for row in rows))
     return path
 
 
@@ -25,13 +25,53 @@ def thirds(errors: float, size: int) -> list[float]:
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        (thirds(ERRORS - 0.1, 4), None),
-        (thirds(ERRORS + 0.1, 4), "The reward rose: 0 in the first third, 2.9 in the last. "),
-        (thirds(-ERRORS - 0.1, 4), "The reward fell: 0 in the first third, -2.9 in the last. "),
-        (thirds(ERRORS + 0.1, 4)[1:], None),
+        (thirds(SURE - 0.1, 4), "The reward probably rose: 0 in the first third, 2.76 in the last (+1.3 to +4.2). "),
+        (thirds(SURE + 0.1, 4), "The reward rose: 0 in the first third, 2.9 in the last. "),
+        (thirds(-SURE - 0.1, 4), "The reward fell: 0 in the first third, -2.9 in the last. "),
+        (thirds(-SURE + 0.1, 4), "The reward probably fell: "),
+        (thirds(-LIKELY_FALL - 0.1, 4), "The reward probably fell: "),
+        (thirds(-LIKELY_FALL + 0.1, 4), "The reward did not rise: 0 in the first third, -2.05 in the last "),
+        (thirds(LIKELY + 0.1, 4), "The reward probably rose: "),
+        (thirds(LIKELY - 0.1, 4), "12 lines are too few to tell whether the reward rises: 0 in the first third, "),
+        (thirds(LIKELY - 0.1, 6), "18 lines are too few to tell whether the reward rises: 0 in the first third, "),
+        (thirds(LIKELY - 0.1, 8), "The reward has not moved: "),
+        (thirds(-LIKELY + 0.1, 4), "12 lines are too few to tell whether the reward rises: 0 in the first third, "),
+        (thirds(SURE + 0.1, 4)[1:], "11 lines are too few to tell whether the reward rises: it is -0.866 to 3.77. "),
+        (range(7), "The reward rose: 0.5 in the first third, 5.5 in the last of 7 lines. "),
+        (range(7, 0, -1), "The reward fell: 6.5 in the first third, 1.5 in the last of 7 lines. "),
+        (range(6), "6 lines are too few to tell whether the reward rises: it is 0 to 5. "),
+        ([0.5], "1 line is too few to tell whether the reward rises: it is 0.5. "),
     ],
 )
-def test_a_reward_that_moved_by_more_than_its_noise_is_said_first(tmp_path, rewards, said):
+def test_how_the_reward_went_is_said_first(tmp_path, rewards, said):
+    assert len(thirds(1, 4)) == FEWEST < FEWEST_OF_THIRDS
+    assert verdict(rd.check(log_of(tmp_path / "log.jsonl", rewards))).startswith(said)
+
+
+@pytest.mark.parametrize(("noise", "said"), [(0.8, "The reward rose: "), (1.0, "The reward has not moved: ")])
+def test_a_rise_within_the_first_third_is_a_rise(tmp_path, noise, said):
+    rewards = np.concatenate([np.linspace(0, 10, 8), np.full(67, 10.0)])
+    rewards += np.random.default_rng(0).normal(size=75) * noise
     report = rd.check(log_of(tmp_path / "log.jsonl", rewards))
-    assert not [one for one in report.findings if "reward" in one.headline]
-    assert verdict(report).startswith(said or "Too little to judge")
+    trend = next(one.trend for one in report.vitals if one.name == "reward")
+    assert 0 < trend.change / trend.error < LIKELY
+    assert (trend.of_ends > SURE_ENDS) == said.startswith("The reward rose")
+    assert verdict(report).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            {"loss": 0.5},
+            "The log has no known reward, only the loss (0.5 in all 12 lines), which does not",
+        ),
+        ({"loss": 0.5, "kl": 0.1, "entropy": 2.0}, "The log has no known reward, only loss, entropy and KL: whether"),
+        ({"loss": 0.5, "kl": 0.1, "accuracy": 0.5}, "12 lines are too few to tell whether the accuracy rises"),
+    ],
+)
+def test_a_log_without_a_reward_says_what_it_has(tmp_path, line, said):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "learning_rate": 1e-6, **line}) + "\n" for step in range(12)))
+    report = rd.check(path, trainer=None if "kl" in line else "trl")
+    assert verdict(report).startswith(said), verdict(report)

@@ -336,6 +336,12 @@ BOUNDARIES = [
         lambda x: {"kl": turns(0.001, 3.0), "reward": turns(0.0, 1.0), "reward_std": [1 / x] * 30},
         ("warning", "info"),
     ),
+    Boundary(
+        "RDT004",
+        "long",
+        *({"kl": [0.001] * 20 + [2.0] * lines + [0.01] * (80 - lines)} for lines in (9, 10)),
+        says=("clean", "info: the KL was above"),
+    ),
     Boundary("RDT004", "third", climbing(17), climbing(18), ("warning", "info")),
     Boundary(
         "RDT005",
@@ -562,6 +568,34 @@ BOUNDARIES = [
         lambda x: {"response_length": waves(turns(300.0, 60.0, at=20, steps=40), noise_of(240.0, x))},
         ("clean", "warning"),
     ),
+    near(
+        "RDT013",
+        "half_again",
+        1.5,
+        lambda x: {"response_length": turns(100, 100 * x), "reward": [0.5, 0.6] * 15},
+        ("clean", "info: responses grew"),
+    ),
+    # Of 12 values that alternate the mean has a variance of 1/11; the ends of an odd number are on one side.
+    near(
+        "RDT013",
+        "errors_of_growth",
+        3.0,
+        lambda x: {
+            "response_length": waves(turns(100.0, 100 + 80 * x * np.sqrt(2 / 11), at=18, steps=37), 80.0),
+            "reward": [*[0.5, 0.6] * 18, 0.5],
+        },
+        ("clean", "info: responses grew"),
+    ),
+    near(
+        "RDT013",
+        "bought",
+        2.0,
+        lambda x: {
+            "response_length": turns(100.0, 200.0, at=18, steps=37),
+            "reward": waves(turns(0.5, 0.5 + x * np.sqrt(2 / 11), at=18, steps=37), 1.0),
+        },
+        ("info: responses grew", "clean"),
+    ),
     Boundary(
         "RDT014",
         "fewest",
@@ -662,6 +696,14 @@ BOUNDARIES = [
         "errors",
         2.0,
         lambda x: {"reward": waves(turns(0.5, 0.5 + x * np.sqrt(2 / 19), at=20, steps=60), 1.0)},
+        ("info", "clean"),
+    ),
+    # Three values at either end; in their thirds the rise adds to the deviations.
+    near(
+        "RDT016",
+        "errors_of_ends",
+        6.0,
+        lambda x: {"reward": waves(turns(0.0, 1.0, at=3, steps=37), 0.6745 / (x * 1.2533 * np.sqrt(2 * 2 / 3)))},
         ("info", "clean"),
     ),
     near(

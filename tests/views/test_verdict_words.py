@@ -85,10 +85,14 @@ def test_what_came_of_a_run_without_faults_is_said_first():
     assert said.startswith("The reward has not moved: 0.5, 0.5. No fault was found in the log")
     assert verdict(report(50, 50, findings=(fault, still), **alone)).startswith("The entropy collapsed")
     share = {"truncated_share": Measure(0.5, "share")}
-    cut = replace(still, code="RDI012", headline="half are truncated", remark="half are truncated", measures=share)
+    cut = replace(
+        still, code="RDI012", headline="half are truncated", remark="half are truncated", measures=share, hinders=True
+    )
     said = verdict(report(50, 50, findings=(still, cut), **alone))
     assert said.startswith("Half are truncated. The reward has not moved: 0.5, 0.5. No fault was found in the log")
     assert said.count("alf are truncated") == 1
-    cut = replace(cut, measures={"truncated_share": Measure(0.49, "share")})
-    assert verdict(report(50, 50, findings=(still, cut), **alone)).startswith("The reward has not moved")
+    beside = replace(cut, code="RDG002", hinders=False, headline="the loss is rounded", remark="the loss is rounded")
+    said = verdict(report(50, 50, findings=(beside, still), **alone))
+    assert said.startswith("The reward has not moved: 0.5, 0.5. No fault")
+    assert said.endswith("The loss is rounded (RDG002).")
     assert verdict(report(50, 50, findings=(still,))).startswith("Healthy: no fault")

@@ -98,6 +98,7 @@ class ConstantReward(NumbersRule):
             advice="look whether later steps differ; else run these functions on some responses",
             measures={"constant_functions": Measure(len(names), "functions")},
             remark=words,
+            hinders=True,
         )
 
     def _all_zero(self, run: Measured, context: Context) -> Judgement | None:

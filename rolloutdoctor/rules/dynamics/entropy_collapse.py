@@ -92,7 +92,7 @@ class EntropyCollapse(NumbersRule):
         return Judgement(
             severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
             confirmed=True,
-            headline=f"entropy {what}: {from_to(level.first, level.last)} nats",
+            headline=(words := f"entropy {what}: {from_to(level.first, level.last)} nats"),
             message=f"The entropy {what}, {from_to(level.first, level.last)} nats. {told}.",
             evidence=f"medians over the first and the last {level.count} of {len(values)} logged steps",
             advice=(
@@ -109,6 +109,7 @@ class EntropyCollapse(NumbersRule):
                 "entropy_last": Measure(level.last, "nats"),
                 "onset": Measure(onset, "step"),
             },
+            remark=f"{words}, while the reward rose" if moved > 0 else "",
         )
 
     def _rising(self, run: Measured, level: Ends, count: int) -> Judgement | None:

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, kl_coefficient, number, own_name
-from rolloutdoctor.rules.numbers_rule import ENOUGH, NumbersRule, from_to, go_back, levels, logged, series, step_at
-from rolloutdoctor.rules.series import change_of_means, ends, memory, shift, smoothed
+from rolloutdoctor.rules.measures.kl_passed import fell_back
+from rolloutdoctor.rules.measures.reward_rise import may_have_risen, rose_by, rose_since
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, logged, series, step_at
+from rolloutdoctor.rules.series import change_of_means, ends, memory, shift
 from rolloutdoctor.rules.table_rule import Measured
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ class KlBlowUp(NumbersRule):
     than a quarter of the steps, the first that left the start. In a log of fewer than ten steps a KL that goes from
     below 0.01 to above 0.3 nats between the first two, one step apart, is a warning: one step does not move a policy
     that far. That is information if the KL falls back, if the reward of three lines or more is not below the first, or
-    if it may have risen in lines that have no reward or are left out, which may be of other rows. Confirmed: the log
-    shows that it happened, not why. A KL that is NaN or negative is left to `RDM003`.
+    if it may have risen in lines that have no reward or are left out, which may be of other rows. It is information if
+    running medians were above 1 nat in a tenth of the lines, and are not at the end. Confirmed: the log shows that it
+    happened, not why. A KL that is NaN or negative is left to `RDM003`.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -62,8 +65,10 @@ class KlBlowUp(NumbersRule):
     """Standard errors of a rise that excuses, as of a reward that moved (`RDT016`): to accuse would take more."""
     worth: float = 0.5
     """Standard deviations of the rewards at the start, below which a rise of the reward is next to nothing."""
+    long: float = 0.1
+    """Share of the lines in which a KL was above `high` that fell back."""
     third: int = 6
-    """Steps of which two means are compared: of fewer their standard error is one of chance."""
+    """Steps of which two means are compared: fewer tell no standard error."""
 
     def judge_few(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the first two of few steps, one step apart, of which the first has no KL."""
@@ -79,7 +84,7 @@ class KlBlowUp(NumbersRule):
         is_passing = run.table["kl"][-1] <= self.jump or (len(rewards) > 2 and rewards[-1] >= rewards[0])
         # Lines of the log that may be of other rows than those of the step are left out.
         is_hidden = not len(rewards) and "reward" in context.quantities
-        is_passing |= is_hidden or _may_have_risen(series(run, "reward"))
+        is_passing |= is_hidden or may_have_risen(series(run, "reward"))
         return Judgement(
             severity=Severity.INFO if is_passing else Severity.WARNING,
             confirmed=True,
@@ -102,19 +107,21 @@ class KlBlowUp(NumbersRule):
         values = series(run, "kl")
         level = ends(values)
         start = max(float(values[:3].min()), 0.0)
-        if level.last <= self.high or level.last <= self.times * start:
+        if level.last <= self.high:
+            return fell_back(run, values, self.high, self.long, context) if start * self.times < self.high else None
+        if level.last <= self.times * start:
             return None
         rise = shift(values, start, level.last, (max(start, 1e-3) * level.last) ** 0.5)
         onset = step_at(run, rise.at)
         rewards, reward = logged(run, "reward"), levels(run, "reward")
         # Trainers log the rewards of one of several updates on a batch.
         since = int(np.isfinite(series(run, "reward")[: rise.at]).sum())
-        is_risen = rewards is not None and (_rose_since(rewards, since) or self._rises_on(rewards, since))
-        if _may_have_risen(series(run, "reward")):
+        is_risen = rewards is not None and (rose_since(rewards, since) or self._rises_on(rewards, since))
+        if may_have_risen(series(run, "reward")):
             return None
         spread = levels(run, "reward_std")
         if rewards is not None and spread is not None:
-            is_risen = is_risen and _rose_by(rewards) >= self.worth * spread.first
+            is_risen = is_risen and rose_by(rewards) >= self.worth * spread.first
         fell = reward is not None and reward.errors > 4 and reward.change < 0
         bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
         how = rise.words("rose" if is_risen else "blew up", "rose", onset)
@@ -149,31 +156,3 @@ class KlBlowUp(NumbersRule):
         change, error = change_of_means(since[:third], since[-third:], memory(rewards))
         earlier = float(before[-third:].mean())
         return change > self.moves * error and float(since[-third:].mean()) > earlier
-
-
-def _rose_since(rewards: "Values", onset: int) -> bool:
-    """Tell whether the reward rose beyond its noise once the KL had begun to rise."""
-    import numpy as np
-
-    level = ends(rewards)
-    medians = smoothed(rewards, 2 * (level.count // 2) + 1)
-    if onset >= level.count:
-        before = max(float(medians[:onset][-level.count :].max()), level.first)
-    else:
-        # What the first tenth has may have come with the rise of the KL.
-        before = float(np.median(rewards[: max(onset, 1)]))
-    return float(medians[onset:].max()) - before > 4 * level.error
-
-
-def _rose_by(rewards: "Values") -> float:
-    """Return how far the reward was above its start at most: that it fell again is another finding."""
-    level = ends(rewards)
-    return float(smoothed(rewards, level.count).max()) - level.first
-
-
-def _may_have_risen(rewards: "Values") -> bool:
-    """Tell that a reward was logged too rarely to tell a rise from noise, and is not below where it began."""
-    import numpy as np
-
-    known = rewards[np.isfinite(rewards)]
-    return 0 < len(known) < ENOUGH and len(known) < len(rewards) and float(known[-1]) >= float(known[0])

@@ -1,16 +1,13 @@
 """RDT006: responses grow into the length limit, from the trainer's log alone."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
+from rolloutdoctor.rules.measures.longer_responses import longer_responses, rose
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
-from rolloutdoctor.rules.series import OF_A_MEDIAN, change_of_means, crossing, ends, memory
+from rolloutdoctor.rules.series import OF_A_MEDIAN, crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
-
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,12 @@ class LengthGrowth(NumbersRule):
         is_longer = length is not None and length.last > self.longer * length.first > 0
         growth = self.some if is_longer else self.growth
         if level.change <= growth or is_noise or (length is not None and length.change < 0):
-            return self._without_truncation(run, context, level.last)
+            return longer_responses(run, context, self.half_again, self.errors, self.bought)
         is_whole = level.last > self.nearly_all
-        if not is_whole and not _rose(values, self.errors):
-            return self._without_truncation(run, context, level.last)
+        if not is_whole and not rose(values, self.errors):
+            return longer_responses(run, context, self.half_again, self.errors, self.bought)
         rewards = logged(run, "reward")
-        is_bought = rewards is not None and _rose(rewards, self.bought)
+        is_bought = rewards is not None and rose(rewards, self.bought)
         at = crossing(values, (level.first + level.last) / 2, below=False)
         onset = step_at(run, len(values) - 1 if at is None else at)
         words = f"; the mean length went {from_to(length.first, length.last)} tokens" if length else ""
@@ -104,44 +101,3 @@ class LengthGrowth(NumbersRule):
                 "onset": Measure(onset, "step"),
             },
         )
-
-    def _without_truncation(self, run: Measured, context: Context, truncated: float) -> Judgement | None:
-        """Information on responses that are far longer at the end, and earned nothing by it."""
-        lengths, rewards = logged(run, "response_length"), logged(run, "reward")
-        if lengths is None or rewards is None:
-            return None
-        level, reward = ends(lengths), ends(rewards)
-        if not level.last >= self.half_again * level.first > 0 or not _rose(lengths, self.errors):
-            return None
-        if _rose(rewards, self.bought):
-            return None
-        # Where some lines have no length, places are not those of the table.
-        is_whole = len(lengths) == len(run.table)
-        at = crossing(lengths, (level.first + level.last) / 2, below=False) if is_whole else None
-        words = (
-            f"responses grew {from_to(level.first, level.last)} tokens on average, while the reward did not rise "
-            f"({from_to(reward.first, reward.last)})"
-        )
-        return Judgement(
-            severity=Severity.INFO,
-            confirmed=True,
-            headline=words,
-            message=f"{words}.",
-            evidence=f"medians over {counted(level.count, 'step')} at both ends of {len(lengths)}",
-            advice="read responses of the start and of the end: look for repetition and for text after the answer; "
-            f"penalize length, or lower {own_name(context, 'the response length limit')}",
-            measures={
-                "length_first": Measure(level.first, "tokens"),
-                "length_last": Measure(level.last, "tokens"),
-                "truncated_last": Measure(truncated, "1"),
-                "onset": Measure(None if at is None else step_at(run, at), "step"),
-            },
-            remark=words,
-        )
-
-
-def _rose(values: "Values", errors: float) -> bool:
-    """Tell whether the mean of the last third is above that of the first by so many standard errors."""
-    third = max(2, len(values) // 3)
-    change, error = change_of_means(values[:third], values[-third:], memory(values))
-    return change > errors * error

@@ -6,6 +6,7 @@ from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_name
 from rolloutdoctor.rules.logged_quantities import not_logged
+from rolloutdoctor.rules.measures.longer_responses import longer_responses
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
 from rolloutdoctor.rules.series import Ends, ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
@@ -13,7 +14,7 @@ from rolloutdoctor.rules.table_rule import Measured
 
 @dataclass(frozen=True)
 class LevelChange(NumbersRule):
-    """The mean response length fell below a third of its start, or the gradient norm rose to ten times, for good.
+    """The mean response length fell below a third of its start or grew by half, or the gradient norm rose to ten times.
 
     ## What it does
     Compares the logged response length and gradient norm at the end with those at the start.
@@ -30,7 +31,9 @@ class LevelChange(NumbersRule):
     `onset` is the first step from which the running median over a tenth of the steps stays beyond the geometric mean of
     both; of a steady change, that took more than a quarter of the steps, the first that left the old level.
     `truncated_last` is the share of responses that end truncated, if it is logged: short responses that are cut off
-    have another limit. Confirmed: the log shows that it happened, not why.
+    have another limit. In a log without such a share (`RDT006`) a length of one and a half times its start, with a mean
+    over the last third above that over the first by three standard errors, is information where the reward did not rise
+    by two. Confirmed: the log shows that it happened, not why.
 
     ## What to do
     Read responses of both sides of the onset. For a length: does the reward pay for an early end? For a gradient norm:
@@ -51,6 +54,9 @@ class LevelChange(NumbersRule):
     shrinks: float = 3.0
     grows: float = 10.0
     errors: float = 6.0
+    half_again: float = 1.5
+    errors_of_growth: float = 3.0
+    bought: float = 2.0
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log with neither."""
@@ -86,7 +92,10 @@ class LevelChange(NumbersRule):
             rose = reward is not None and reward.change > 0 and reward.errors > self.errors
             cut = levels(run, "truncated_share") if below else None
             return self._judgement(name, what, level, onset, rose=rose, cut=cut, context=context, count=len(values))
-        return None
+        lengths = logged(run, "response_length")
+        if "truncated_share" in context.quantities or lengths is None or len(lengths) < self.fewest:
+            return None
+        return longer_responses(run, context, self.half_again, self.errors_of_growth, self.bought)
 
     def _changed(self, level: Ends, *, below: bool) -> bool:
         """Tell whether a level changed by more than its noise and its factor."""

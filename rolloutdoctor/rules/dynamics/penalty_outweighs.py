@@ -92,6 +92,7 @@ class PenaltyOutweighs(NumbersRule):
                 "penalty_share": Measure(times, "1"),
             },
             remark=words,
+            hinders=True,
         )
 
     def _spread(self, run: Measured) -> float:

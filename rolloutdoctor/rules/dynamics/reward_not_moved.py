@@ -1,18 +1,14 @@
 """RDT016: the reward at the end is that of the start, within its noise, from the trainer's log alone."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.dynamics.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.logged_quantities import of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
-from rolloutdoctor.rules.series import change_of_means, memory
+from rolloutdoctor.rules.series import errors_of_ends, thirds
 from rolloutdoctor.rules.table_rule import Measured
-
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
@@ -30,8 +26,9 @@ class RewardNotMoved(NumbersRule):
     `reward_change` is the mean over the last third minus that over the first, `reward_low` and `reward_high` its
     interval of two standard errors, from the spread within each third and the correlation of neighbouring steps. For
     three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the last are
-    compared, within two standard deviations of all. It is information if 0 lies in the interval and the reward did not
-    collapse in between (`RDT005`). Confirmed.
+    compared, within two standard deviations of all. It is information if 0 lies in the interval, the medians of
+    the first and the last tenth differ by no more than six standard errors (a rise at once, within the first third) and
+    the reward did not collapse in between (`RDT005`). Confirmed.
 
     The policy hardly moved if its KL from the reference is below 0.001 nats in all of ten lines or more (`kl_largest`),
     or if the learning rates of all steps add up to less than 1e-6 (`rate_sum`), by which Adam moves a weight at most,
@@ -55,6 +52,7 @@ class RewardNotMoved(NumbersRule):
 
     fewest: int = 20
     errors: float = 2.0
+    errors_of_ends: float = 6.0
     few: int = 3
     still: float = 0.1
     ended: float = 0.01
@@ -98,8 +96,10 @@ class RewardNotMoved(NumbersRule):
         if (still := self._still(run, context)) is not None:
             return still
         values = series(run, "reward")
-        first, last, change, error = _thirds(values)
+        first, last, change, error = thirds(values)
         if values.max() == values.min() or abs(change) > self.errors * error:
+            return None
+        if change * (of_ends := errors_of_ends(values)) > 0 and abs(of_ends) > self.errors_of_ends:
             return None
         if RewardCollapse().judge_log(run, context) is not None:
             return None
@@ -126,7 +126,7 @@ class RewardNotMoved(NumbersRule):
         values = series(run, "reward")
         if len(values) < self.fewest_still:
             return None
-        first, last, change, error = _thirds(values)
+        first, last, change, error = thirds(values)
         found = self._small_kl(run) or self._small_rates(run, context)
         if found is None or values.max() == values.min() or abs(change) > self.errors_of_still * error:
             return None
@@ -169,12 +169,5 @@ class RewardNotMoved(NumbersRule):
     def _standing_still(self, run: Measured) -> str:
         """Name what else did not move."""
         entropy = levels(run, "entropy")
-        is_still = entropy is not None and abs(entropy.change) < self.still * abs(entropy.first)
-        return "; the entropy is where it was" if is_still else ""
-
-
-def _thirds(values: "Values") -> tuple[float, float, float, float]:
-    """Return the means of the first and the last third, their difference and its standard error."""
-    third = len(values) // 3
-    first, last = values[:third], values[-third:]
-    return (float(first.mean()), float(last.mean()), *change_of_means(first, last, memory(values)))
+        is_same = entropy is not None and abs(entropy.change) < self.still * abs(entropy.first)
+        return "; the entropy is where it was" if is_same else ""

@@ -55,7 +55,11 @@ class Lengths:
         return self._judged(
             Severity.INFO,
             f"{words}, so most are probably truncated",
-            {"mean_length": Measure(mean, "tokens"), "length_limit": Measure(limit, "tokens")},
+            {
+                "mean_length": Measure(mean, "tokens"),
+                "length_limit": Measure(limit, "tokens"),
+                "long_share": Measure(half, "share"),
+            },
             "the logged mean length, and the length limit that is stated or that the longest responses have",
         )
 
@@ -69,6 +73,7 @@ class Lengths:
             advice=self.advice,
             measures=measures,
             remark=words,
+            hinders=True,
         )
 
 

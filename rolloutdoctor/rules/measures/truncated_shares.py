@@ -20,6 +20,7 @@ def many_truncated(run: Measured, lines: str, least: float, source: str, advice:
         evidence=source,
         advice=advice,
         remark=words,
+        hinders=True,
     )
 
 
@@ -52,4 +53,5 @@ def without_end(run: Measured, context: Context, lines: str, least: float, *, is
         "turn; where truncated responses are masked, none of these trains the policy",
         measures={"counted_share": Measure(share, "share")},
         remark=words,
+        hinders=True,
     )

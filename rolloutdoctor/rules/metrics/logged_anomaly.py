@@ -165,11 +165,10 @@ class LoggedAnomaly(TableRule):
             zero_losses(run, context, fewest=self.fewest),
             spike(run, context, fewest=self.fewest, peak_above=self.peak_above, small_kl=self.small_kl),
         )
-        oddities = [oddity for oddity in looks if oddity is not None]
-        if not oddities:
+        worst = max(filter(None, looks), key=lambda oddity: oddity.severity, default=None)
+        if worst is None:
             return None
-        worst = max(oddities, key=lambda oddity: oddity.severity)
-        others = [oddity.words for oddity in oddities if oddity is not worst]
+        others = [oddity.words for oddity in looks if oddity is not None and oddity is not worst]
         return Judgement(
             severity=worst.severity,
             confirmed=worst.confirmed,
@@ -179,6 +178,7 @@ class LoggedAnomaly(TableRule):
             advice=worst.advice,
             why=worst.why,
             remark=worst.remark,
+            hinders=worst.hinders,
             measures={} if worst.onset is None else {"onset": Measure(worst.onset, "step")},
         )
 

@@ -1,0 +1,138 @@
+"""What came of a run of which nothing is known to be wrong, from its log alone.
+
+What holds of half of the responses or more is said first, then a gain; whatever may be why a reward does not rise is
+said before that it does not.
+"""
+
+from collections.abc import Iterator
+
+from rolloutdoctor.results.findings import Finding, Report
+from rolloutdoctor.results.vitals import Trend, Vital
+from rolloutdoctor.views.layout import as_sentence, many
+
+MUCH = 0.5
+"""Share of the responses of a run from which on it is what the run is about."""
+
+SURE, LIKELY, LIKELY_FALL = 4.0, 2.0, 3.0
+"""Standard errors of a change that is stated, of a probable rise, and of a probable fall, of which to err is worse."""
+
+SURE_ENDS = 6.0
+"""Errors of neighbours between both ends: a rise within the first third adds to the deviations there."""
+
+FEWEST, FEWEST_OF_THIRDS = 12, 20
+"""Lines of which noise changes by `SURE` errors once in 140, and those from which on `RDT016` compares thirds."""
+
+SURE_RANK = 3.0
+"""Score of the rank correlation of fewer lines, which chance exceeds once in 700: seven that only rise are enough."""
+
+STANDSTILL = "RDT016"
+"""Code of the rule that says that a reward has not moved."""
+
+_ON_REWARD = frozenset({STANDSTILL, "RDT005"})
+"""Rules that say how the reward went."""
+
+_SHARES = ("truncated_share", "counted_share", "long_share")
+"""Measures that are shares of the responses of a run."""
+
+_BESIDE = frozenset({"learning_rate", "step_time"})
+"""Quantities that say nothing of the policy."""
+
+
+def reasons(report: Report) -> list[Finding]:
+    """Return the findings that may be why the reward does not rise, those of half of the responses first."""
+    return sorted((one for one in report.findings if one.hinders), key=lambda one: not _is_of_much(one))
+
+
+def before_the_rules(report: Report) -> Iterator[str]:
+    """Yield the sentences that come before how many rules were tested."""
+    may_be_why = reasons(report)
+    most = sum(map(_is_of_much, may_be_why))
+    words = [f"{as_sentence(one.remark)}." for one in may_be_why]
+    gain, fall = _way(report)
+    still = [f"{as_sentence(one.headline)}." for one in report.causes if one.code == STANDSTILL]
+    yield from (*words[:most], *gain, *words[most:], *still, *fall)
+
+
+def too_few(report: Report) -> Iterator[str]:
+    """Say that the lines are too few to see a trend, or that nothing in them is the reward."""
+    reward = _learned(report)
+    if reward is None:
+        yield from _without_reward(report.vitals)
+    elif reward.trend is not None and _is_open(report):
+        trend, lines = reward.trend, many(reward.trend.lines, "line")
+        is_short = trend.lines < FEWEST and abs(trend.rank) < SURE_RANK
+        if is_short:
+            least, most = f"{reward.least:.3g}", f"{reward.largest:.3g}"
+            are, was = "is" if trend.lines == 1 else "are", least if least == most else f"{least} to {most}"
+            yield f"{lines} {are} too few to tell whether the {reward.title} rises: it is {was}."
+        elif FEWEST <= trend.lines < FEWEST_OF_THIRDS and not (trend.exceeds(LIKELY) or trend.exceeds(-LIKELY)):
+            yield f"{lines} are too few to tell whether the {reward.title} rises: {_thirds(trend)}{_interval(trend)}."
+
+
+def _is_of_much(one: Finding) -> bool:
+    return max((one.measures[name].value or 0.0 for name in _SHARES if name in one.measures), default=0.0) >= MUCH
+
+
+def _learned(report: Report) -> Vital | None:
+    """Return the reward, or the accuracy of a log without one."""
+    return next((vital for vital in report.vitals if vital.trend is not None), None)
+
+
+def _is_open(report: Report) -> bool:
+    """Tell whether no finding says how the reward went."""
+    return not any(one.code in _ON_REWARD or "the reward did not rise" in one.remark for one in report.findings)
+
+
+def _way(report: Report) -> tuple[list[str], list[str]]:
+    """Say that the reward rose, or else that it fell or did not rise, beyond its noise."""
+    reward = _learned(report)
+    if reward is None or reward.trend is None or not _is_open(report):
+        return [], []
+    trend = reward.trend
+    if trend.lines < FEWEST:
+        rose, fell = (sign * trend.rank >= SURE_RANK and sign * trend.change > 0 for sign in (1, -1))
+        said = f": {_thirds(trend)} of {trend.lines} lines."
+    else:
+        rose, fell = (_is_sure(trend, sign) for sign in (1, -1))
+        said = f": {_thirds(trend)}."
+    if rose or fell:
+        return ([f"The {reward.title} rose{said}"], []) if rose else ([], [f"The {reward.title} fell{said}"])
+    said = f": {_thirds(trend)}{_interval(trend)}."
+    if trend.lines >= FEWEST and trend.exceeds(LIKELY):
+        return [f"The {reward.title} probably rose{said}"], []
+    if trend.lines >= FEWEST and trend.exceeds(-LIKELY):
+        return [], [f"The {reward.title} {'probably fell' if trend.exceeds(-LIKELY_FALL) else 'did not rise'}{said}"]
+    return [], []
+
+
+def _is_sure(trend: Trend, sign: int) -> bool:
+    return trend.exceeds(sign * SURE) or (sign * trend.of_ends > SURE_ENDS and sign * trend.change > 0)
+
+
+def _thirds(trend: Trend) -> str:
+    return f"{trend.first:.3g} in the first third, {trend.last:.3g} in the last"
+
+
+def _interval(trend: Trend) -> str:
+    """Of two standard errors."""
+    low, high = (trend.change + sign * 2 * trend.error for sign in (-1, 1))
+    return f" ({low:+.2g} to {high:+.2g})"
+
+
+def _without_reward(vitals: tuple[Vital, ...]) -> Iterator[str]:
+    """Say what is logged instead of a reward."""
+    logged = {vital.name: vital for vital in vitals if vital.name not in _BESIDE}
+    if not logged:
+        return
+    if logged.keys() == {"loss"}:
+        loss = logged["loss"]
+        lines, least, most = many(len(loss.series), "line"), f"{loss.least:.3g}", f"{loss.largest:.3g}"
+        size = f"{least} in all {lines}" if least == most else f"{least} to {most} in {lines}"
+        yield (
+            f"The log has no known reward, only the loss ({size}), which does not show whether the policy improves: "
+            "give trainer_state.json, or the TensorBoard or W&B log of the run."
+        )
+        return
+    titles = [vital.title for vital in logged.values()]
+    named = titles[0] if len(titles) == 1 else f"{', '.join(titles[:-1])} and {titles[-1]}"
+    yield f"The log has no known reward, only {named}: whether the policy improves cannot be told."
