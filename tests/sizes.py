@@ -65,7 +65,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
         "copies in a group, across groups and after a prompt that recurs, each with its own chance",
     ),
     "rules/integrity/logprob_shift.py": (280, "three pairs of columns and the padding, with limits of two kinds"),
-    "rules/integrity/mask_leak.py": (380, "six signs of foreign tokens, each with its measure and its words"),
+    "rules/integrity/mask_leak.py": (300, "six signs of foreign tokens, each with its words, on a page of 40 lines"),
     "rules/integrity/truncation_hidden.py": (
         270,
         "status and length, the logged share, and last tokens: three ways to see it",

@@ -158,6 +158,10 @@ class Context:
         """Return the name under which tables have a metric, or its means over several steps."""
         return metric if metric in self.metrics else f"{MEAN}{metric}"
 
+    def to_record(self, name: str) -> str:
+        """Say what would record a column, in the words of the trainer or of the dump where these are known."""
+        return self.recording.get(name, self.recording.get("*", f"record {name}"))
+
     @cached_property
     def deciding(self) -> "Mapping[str, Deciding]":
         """Return stage to the options that decide it; nothing where the trainer or its options are unknown."""

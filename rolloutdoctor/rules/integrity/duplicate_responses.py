@@ -236,11 +236,10 @@ class DuplicateResponses(TableRule):
             return Missing("no group has two responses with tokens", "widen --steps, or record whole groups")
         if not copied or run.table["told_rows"].sum() or share >= self.info_above:
             return None
-        name = SAMPLER[0]
         return Missing(
             f"{counted(copied, 'row')} repeat a response of their group, and without log-probs its probability is "
             "unknown",
-            context.recording.get(name, context.recording.get("*", f"record {name}")),
+            context.to_record(SAMPLER[0]),
         )
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:

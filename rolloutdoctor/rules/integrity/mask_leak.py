@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -153,55 +152,22 @@ class MaskLeak(TableRule):
         known, log_probs = context.columns, {"rollout_log_probs", "old_log_probs", "policy_log_probs"}
         if known & {"trained_beyond", *log_probs} or known >= {"response_ids", "status"}:
             return None
-        name = "rollout_log_probs"
         return Missing(
             "nothing shows which tokens were sampled: no log-probs, and no response_ids with status",
-            context.recording.get(name, context.recording.get("*", f"record {name}")),
+            context.to_record("rollout_log_probs"),
         )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens of each row that were not sampled, by sign."""
-        from rolloutdoctor.ops.elementwise import outside
-        from rolloutdoctor.ops.segments import pick
+        from rolloutdoctor.evaluation.response_ends import response_ends
         from rolloutdoctor.rules.measures.common_tokens import unlikely_tokens
+        from rolloutdoctor.rules.measures.unsampled_tokens import unsampled_tokens
 
-        trained_T, none_n = block.trained_T, block.trained_n * 0
-        found = {"trained": block.trained_n, **unlikely_tokens(block)}
-        given_T = None
-        if block.is_logged("rollout_log_probs"):
-            given_T = block.column("rollout_log_probs")
-            found |= {"told": block.trained_n, "bare": none_n, "bare_last": none_n}
-            # One look at the extremes settles it for nearly every block.
-            if not all(map(isfinite, block.extremes("rollout_log_probs"))):
-                bare_T = trained_T & given_T.isnan()
-                found["told"] = block.row_sum(trained_T & given_T.isfinite())
-                found["bare"] = block.row_sum(bare_T)
-                filled_n = block.runs.lengths > 0
-                last_n = none_n.clone()
-                last_n[filled_n] = bare_T[block.runs.offsets[1:][filled_n] - 1].double()
-                found["bare_last"] = last_n
+        found = {"trained": block.trained_n, **unlikely_tokens(block), **unsampled_tokens(block, LOWEST, UNLIKELY)}
         if block.of_step("trained_beyond") is not None:
             beyond_n = block.row_column("trained_beyond").double()
             found |= {"beyond_rows": (beyond_n >= 0).double(), "beyond": beyond_n.clamp(min=0)}
-        if given_T is not None and block.has("old_log_probs"):
-            found |= _zeros(block, given_T)
-        if block.has("old_log_probs"):
-            value_T = block.column("old_log_probs")
-            low, high = block.extremes("old_log_probs")
-            found |= {"judged": block.trained_n, "forced": none_n}
-            if not (low >= LOWEST and isfinite(high)):
-                if not (isfinite(low) and isfinite(high)):
-                    found["judged"] = block.row_sum(trained_T & value_T.isfinite())
-                places = outside(value_T, LOWEST, inf)
-                places = block.runs.offsets[:0] if places is None else places
-                is_low = pick(trained_T, places)
-                if given_T is not None:
-                    # What the sampler found likely it may have sampled: the two disagree, which is another matter.
-                    is_low &= ~(pick(given_T, places) >= LOWEST)
-                found["forced"] = block.runs.count(_in_runs(places[is_low], block))
-        if block.is_logged("response_ids") and given_T is None:
-            from rolloutdoctor.evaluation.response_ends import response_ends
-
+        if block.is_logged("response_ids") and not block.is_logged("rollout_log_probs"):
             found |= {name: value for name, value in response_ends(block).items() if name in ("last", "gap")}
         return found
 
@@ -283,10 +249,9 @@ class MaskLeak(TableRule):
                 "the response tokens show no fault, but no column shows whether padding after them is trained",
                 context.recording.get("trained_beyond", "record trained_beyond, or the loss of every optimizer step"),
             )
-        name = "rollout_log_probs"
         return Missing(
             "no trained token has a log-prob, and no single token ends the stopped responses",
-            context.recording.get(name, context.recording.get("*", f"record {name}")),
+            context.to_record("rollout_log_probs"),
         )
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -331,43 +296,3 @@ class MaskLeak(TableRule):
             if appended_only
             else "mask tool, template and padding tokens, unless you train on them on purpose",
         )
-
-
-def _zeros(block: "TokenBlock", given_T: "Tensor") -> "dict[str, Tensor]":
-    """Count the trained tokens of each row to which the sampler alone gives a probability of 1, in runs and else."""
-    import torch
-
-    from rolloutdoctor.ops.segments import Runs
-
-    none_n = block.trained_n * 0
-    # NaN says nothing of the other values.
-    if not len(block) or block.extremes("rollout_log_probs")[1] < 0:
-        return {"zero": none_n, "zero_alone": none_n}
-    places = ((given_T == 0) & block.trained_T).nonzero().squeeze(1)
-    row = torch.searchsorted(block.runs.offsets, places, right=True)
-    is_new = torch.ones(len(places), dtype=torch.bool, device=places.device)
-    is_new[1:] = (places.diff() > 1) | (row.diff() > 0)
-    zeros = Runs(torch.cat([is_new.nonzero().squeeze(1), torch.tensor([len(places)], device=places.device)]))
-    low = zeros.total(block.column("old_log_probs")[places].double()) < UNLIKELY * zeros.lengths
-    last = zeros.offsets[1:] - 1
-    # What stands at the end of a row is a lost tail: after tokens of a tool the model goes on.
-    is_odd = zeros.expand(low & (places[last] + 1 < block.runs.offsets[row[last]]))
-    is_long = zeros.expand(zeros.lengths >= 3)
-    return {
-        "zero": block.runs.count(places[is_odd & is_long]),
-        "zero_alone": block.runs.count(places[is_odd & ~is_long]),
-    }
-
-
-def _in_runs(places: "Tensor", block: "TokenBlock") -> "Tensor":
-    """Those of some places, which are ascending, that are in runs of three or more of one row."""
-    import torch
-
-    if len(places) < 3:
-        return places[:0]
-    row = torch.searchsorted(block.runs.offsets, places, right=True)
-    starts = (places[2:] - places[:-2] == 2) & (row[2:] == row[:-2])
-    is_found = torch.zeros(len(places), dtype=torch.bool, device=places.device)
-    for shift in range(3):
-        is_found[shift : len(places) - 2 + shift] |= starts
-    return places[is_found]

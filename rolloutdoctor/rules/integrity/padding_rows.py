@@ -86,11 +86,7 @@ class PaddingRows(RowCountingRule):
         """Nothing identifies a row that is repeated."""
         if context.columns & TELLING:
             return super().unavailable_reason(context)
-        recording = context.recording
-        return Missing(
-            "nothing identifies a row that repeats another",
-            recording.get("response_ids", recording.get("*", "record response_ids")),
-        )
+        return Missing("nothing identifies a row that repeats another", context.to_record("response_ids"))
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Copies, those that fill up the batch, and trained tokens."""

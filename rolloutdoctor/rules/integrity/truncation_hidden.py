@@ -171,10 +171,9 @@ class TruncationHidden(TableRule):
         """Neither a token that ends responses nor a logged share."""
         if run["length"] is not None or run["steps_below"] is not None:
             return None
-        name = "response_ids"
         return Missing(
             "no single token ends the responses, and no share of truncated responses was logged",
-            context.recording.get(name, context.recording.get("*", f"record {name}")),
+            context.to_record("response_ids"),
         )
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
