@@ -225,10 +225,8 @@ class ReferenceMoved(TableRule):
             )
         if self._is_policy_throughout(table) and len(still) and still.all():
             return Missing("the policy does not change: the logged learning rate or gradient norm is 0", "train on")
-        unsure: list[int] = (
-            [] if self._is_policy(table) or run["falls"] else table.filter("is_unsure")["step"].to_list()
-        )
-        if unsure:
+        unsure = table.filter("is_unsure")["step"]
+        if len(unsure) and not run["falls"] and not self._is_policy(table):
             return Missing(
                 f"the KL to the reference falls to a third or less at step {unsure[0]}: a reference that moved part of "
                 "the way to the policy and a policy that comes back are alike there",
@@ -237,66 +235,54 @@ class ReferenceMoved(TableRule):
         return None
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """A warning, or information where the falls are a schedule."""
+        """A warning, or information where a sync is recorded or the falls are a schedule."""
         table, rates = run.table, run.table["still"].drop_nulls()
-        equal, falls = self._is_policy(table), table.filter("is_fall")["step"].to_list()
-        moved, moves_weights = int(table["moved"].sum()), not rates.all()
-        synced = _states_sync(context)
-        moves = f"; {synced} = true is recorded" if synced else ""
-        if self._is_policy_throughout(table):
-            return Judgement(
-                severity=Severity.INFO if synced else Severity.WARNING,
-                confirmed=moves_weights,
-                headline=f"reference and policy are bit-identical in all {counted(len(table), 'step')}",
-                message=(
-                    "reference and policy log-probs are equal on every trained token: the reference shares the "
-                    "policy's weights, or updates change nothing"
-                ),
-                evidence="the log-probs of both models"
-                + ("; learning rate and gradient norm are not 0" if moves_weights else "")
-                + moves,
-                advice=ADVICE,
-            )
+        equal, moved = self._is_policy(table), int(table["moved"].sum())
         if equal:
-            return Judgement(
-                severity=Severity.INFO if synced else Severity.WARNING,
-                confirmed=True,
-                headline=(
-                    f"reference and policy are bit-identical in {counted(len(equal), 'step')} from step {equal[0]}"
-                ),
-                message=(
-                    "reference and policy log-probs are equal on every trained token of "
-                    f"{counted(len(equal), 'step')} ({equal[0]} to {equal[-1]}), although the policy changes"
-                ),
-                evidence="the log-probs of both models"
-                + (f"; {counted(moved, 'token')} moved between update and loss" if moved else "")
-                + moves,
-                advice=ADVICE,
-            )
-        if not falls:
-            return None
-        return _of_falls(table, falls, moves)
+            told = f"; {counted(moved, 'token')} moved between update and loss" if moved else ""
+            return _of_equal(context, counted(len(equal), "step"), (equal[0], equal[-1]), told, confirmed=True)
+        if self._is_policy_throughout(table):
+            told = "" if rates.all() else "; learning rate and gradient norm are not 0"
+            return _of_equal(context, f"all {counted(len(table), 'step')}", None, told, confirmed=bool(told))
+        return _of_falls(table, table.filter("is_fall")["step"].to_list(), context) if run["falls"] else None
 
 
 ADVICE = "check which weights the reference loads after a resume, and that it shares no parameters with the policy"
 
 
-def _states_sync(context: Context) -> str:
-    """Name of the option that is recorded as syncing the reference with the policy; empty without one."""
+def _synced(context: Context) -> str:
+    """Name the option that is recorded as syncing the reference with the policy, as evidence; empty without one."""
     name = None if context.trainer is None else context.trainer.roles.sync
     sync = None if name is None or context.config is None else context.config.settings.get(name)
-    return name if name is not None and sync is not None and sync.is_stated and sync.value is True else ""
+    return f"; {name} = true is recorded" if sync is not None and sync.is_stated and sync.value is True else ""
 
 
-def _of_falls(table: pl.DataFrame, falls: list[int], moves: str) -> Judgement:
+def _of_equal(context: Context, steps: str, ends: tuple[int, int] | None, told: str, *, confirmed: bool) -> Judgement:
+    """Judge a reference that is the policy from the first of some steps to the last, or in all (`ends` is None)."""
+    synced = _synced(context)
+    return Judgement(
+        severity=Severity.INFO if synced else Severity.WARNING,
+        confirmed=confirmed,
+        headline=f"reference and policy are bit-identical in {steps}" + (f" from step {ends[0]}" if ends else ""),
+        message="reference and policy log-probs are equal on every trained token"
+        + (
+            f" of {steps} ({ends[0]} to {ends[1]}), although the policy changes"
+            if ends
+            else ": the reference shares the policy's weights, or updates change nothing"
+        ),
+        evidence=f"the log-probs of both models{told}{synced}",
+        advice=ADVICE,
+    )
+
+
+def _of_falls(table: pl.DataFrame, falls: list[int], context: Context) -> Judgement:
     """A warning about a KL that falls, or information where the falls are a schedule."""
-    gaps = {later - earlier for earlier, later in pairwise(falls)}
+    gaps, synced = {later - earlier for earlier, later in pairwise(falls)}, _synced(context)
     regular = len(falls) > 2 and len(gaps) == 1
-    scheduled = bool(moves) or regular
     columns = ("before_kl", "mean_kl", "before_policy", "mean_policy")
     before_kl, kl, before_policy, policy = table.filter("is_fall").select(columns).row(0)
     return Judgement(
-        severity=Severity.INFO if scheduled else Severity.WARNING,
+        severity=Severity.INFO if synced or regular else Severity.WARNING,
         confirmed=False,
         headline=(
             f"the KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} and stays low"
@@ -306,7 +292,7 @@ def _of_falls(table: pl.DataFrame, falls: list[int], moves: str) -> Judgement:
             + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
             + f"; meanwhile the policy's mean log-prob goes from {before_policy:.4g} to {policy:.4g}"
         ),
-        evidence="the log-probs of both models" + (moves or "; an intended reference sync looks the same"),
+        evidence="the log-probs of both models" + (synced or "; an intended reference sync looks the same"),
         advice=ADVICE,
     )
 
