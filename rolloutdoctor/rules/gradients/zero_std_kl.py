@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FIX = "zero-std:loss"
 FIXED = tuple(f"{FIX}/{name}" for name in ("grad_l1", "grad_sq", "versus_l1", "versus_dot"))
+TOLD = ("told", "with_kl", "without_kl")
 GROUP = (*STEP_KEY, "group")
 SHARED = ("trained_tokens", "grad_l1", "grad_sq", "kl_loss", "logits", "logits_low")
 """Sums of which zero-variance groups have a share."""
@@ -125,48 +126,28 @@ class ZeroStdKl(TableRule):
 
         `told` logged losses can distinguish the objective with the KL term of such groups from the one without.
         """
-        trainer = step.trainer
-        if not step.logged or trainer is None:
+        rows = step.rows
+        if not step.logged or rows is None or step.fixed(FIX) is None or not bool(rows.zero_std_N.any()):
             return {}
-        rows, fixed = step.rows, step.fixed(self.fix)
-        if rows is None or fixed is None or not bool(rows.zero_std_N.any()):
-            return {}
-        found: dict[str, float | None] = {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
-        names = [
-            name for name in step.logged if trainer.log.kind_of(name) in ("loss", "kl_loss") and name in step.metrics
-        ]
-        metrics = trainer.metrics(fixed) if names else {}
-        told = with_kl = without_kl = 0
-        for name in names:
-            logged, mine, other = step.logged[name], step.metrics[name], metrics[name]
-            radius = step.radius(name, mine)
-            if abs(mine - other) > 2 * radius:
-                told += 1
-                with_kl += abs(logged - mine) <= radius
-                without_kl += abs(logged - other) <= radius
-        return found | {"told": told, "with_kl": with_kl, "without_kl": without_kl}
+        told = dict(zip(TOLD, step.told(FIX), strict=True))
+        return told | {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
 
     def _logged_norm(self, step: "StepView") -> float | None:
         """Gradient norm logged at a step without any spread, if nothing but the KL term can explain it."""
         assert step.trainer is not None
         assert step.tokens is not None
+        assert step.evaluation is not None
         norm = step.logged.get(step.trainer.log.grad_norm)
         if norm is None or not norm > 0 or bool((step.tokens.layout.steps_N > 1).any()):
             return None
         if not float(step.tokens.grad_l1_N.sum()) > 0:
             return None
         # A residue of rounding in the trainer's own advantages would be a gradient of its own.
-        advantage_N = step.logged_advantages()
+        advantage_N, rule = step.logged_advantages(), step.evaluation.objective.advantage
         if advantage_N is None:
-            advantage_N = self._rounded_advantages(step)
+            is_scaled = rule.spec.is_standard_score and rule.scale == "group"
+            advantage_N = step.float32_advantages(rule.epsilon) * is_scaled
         return None if bool((advantage_N.nan_to_num(0.0) != 0).any()) else norm
-
-    def _rounded_advantages(self, step: "StepView") -> "Tensor":
-        """Return the advantages that the trainer's float32 arithmetic may have made of equal rewards, ``[N]``."""
-        assert step.evaluation is not None
-        rule = step.evaluation.objective.advantage
-        scaled = rule.spec.is_standard_score and rule.scale == "group"
-        return step.float32_advantages(rule.epsilon) * scaled
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Sums over the rows of each step with a gradient and over those of zero variance, and the groups of these."""
@@ -240,62 +221,60 @@ class ZeroStdKl(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information whenever such groups have a gradient at all."""
-        table = run.table
-        if table["dead_grad_l1"].sum() == 0:
+        table, steps = run.table, run.run.by_step("norm", *TOLD)
+        told, with_kl, without_kl = map(int, steps.select(pl.sum(*TOLD)).row(0))
+        # Where all values are those without it, the trainer masks the KL term of such groups already.
+        if table["dead_grad_l1"].sum() == 0 or 0 < told == without_kl:
             return None
-        steps = run.run.by_step("norm", "told", "with_kl", "without_kl")
-        told, with_kl, without_kl = map(int, steps.select(pl.sum("told", "with_kl", "without_kl")).row(0))
-        if told and without_kl == told:
-            return None  # the trainer already masks the KL term of such groups
-        proven, confirmed = 0 < told == with_kl, steps["norm"].count()
-        alone_steps = table.filter("all_dead", pl.col("grad_l1") > 0)
-        alone, dead_steps, updates = len(alone_steps), int(table["all_dead"].sum()), table["all_dead"].count()
+        alone = table.filter("all_dead", pl.col("grad_l1") > 0)
         groups, dead = table.select(pl.sum("groups", "dead_groups")).row(0)
         share, gradient = percent(run["groups_share"]), percent(run["grad_share_l1"])
-        in_steps = f", and the whole gradient of {counted(alone, 'step')}" if alone else ""
-        headline = (
-            f"{dead:,} of {counted(groups, 'group')} have equal rewards and still pull towards the reference: "
-            f"{self._of_term(run, context)}{gradient} of the log-prob gradient{in_steps}"
-        )
-        message = (
-            f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; only their KL term has a gradient, "
-            f"{gradient} of sum |dLoss/dlogp|{_of_logits(run, self.apart)}"
-        )
-        if alone:
-            message += _of_adam(run, context, alone_steps)
-        if confirmed:
-            norm = number(steps.select(pl.max("norm")).item())
-            norm_name = context.trainer.log.grad_norm if context.trainer else "grad_norm"
-            evidence = (
-                f"in {counted(confirmed, 'step')} every group has equal rewards and zero advantages, yet the logged "
-                f"{norm_name} is above zero (up to {norm}): only the KL term moved the weights"
-            )
-        elif proven:
-            evidence = (
-                f"{with_kl:,} of {told:,} logged losses equal the objective with the KL term on such groups, "
-                "and differ from the one without it by more than rounding"
-            )
-        elif dead_steps:
-            evidence = (
-                f"in {counted(dead_steps, 'step')} every group has equal rewards, but no gradient norm above zero "
-                "was logged there, or rounding may have made the advantages nonzero"
-            )
-        else:
-            evidence = "every step also has groups with reward variance, so no logged value isolates the KL term"
+        updates = counted(table["all_dead"].count(), "update")
         return Judgement(
             severity=Severity.INFO,
-            confirmed=confirmed > 0 or proven,
-            headline=headline,
-            message=message,
-            evidence=evidence,
+            confirmed=steps["norm"].count() > 0 or 0 < told == with_kl,
+            headline=(
+                f"{dead:,} of {counted(groups, 'group')} have equal rewards and still pull towards the reference: "
+                f"{self._of_term(run, context)}{gradient} of the log-prob gradient"
+            )
+            + (f", and the whole gradient of {counted(len(alone), 'step')}" if len(alone) else ""),
+            message=(
+                f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; only their KL term has a "
+                f"gradient, {gradient} of sum |dLoss/dlogp|{_of_logits(run, self.apart)}"
+            )
+            + (_of_adam(run, context, alone) if len(alone) else ""),
+            evidence=_evidence(steps, int(table["all_dead"].sum()), context),
             advice=(
                 "keep it if it is meant, a design choice upstream; else filter these prompts or set the KL coefficient "
                 "to 0; `rolloutdoctor diff --fix zero-std` shows the effect"
             ),
-            remark=f"by design of the KL term, {alone:,} of {counted(updates, 'update')} came from the KL alone"
-            if alone
+            remark=f"by design of the KL term, {len(alone):,} of {updates} came from the KL alone"
+            if len(alone)
             else "",
         )
+
+
+def _evidence(steps: pl.DataFrame, dead: int, context: Context) -> str:
+    """Say what the log shows, given in how many steps every group has equal rewards."""
+    told, with_kl = map(int, steps.select(pl.sum("told", "with_kl")).row(0))
+    norms, every = steps["norm"].drop_nulls(), "every group has equal rewards"
+    if len(norms):
+        name = context.trainer.log.grad_norm if context.trainer else "grad_norm"
+        return (
+            f"in {counted(len(norms), 'step')} {every} and zero advantages, yet the logged {name} is above zero "
+            f"(up to {number(max(norms))}): only the KL term moved the weights"
+        )
+    if 0 < told == with_kl:
+        return (
+            f"{with_kl:,} of {told:,} logged losses equal the objective with the KL term on such groups, and differ "
+            "from the one without it by more than rounding"
+        )
+    if dead:
+        return (
+            f"in {counted(dead, 'step')} {every}, but no gradient norm above zero was logged there, or rounding may "
+            "have made the advantages nonzero"
+        )
+    return "every step also has groups with reward variance, so no logged value isolates the KL term"
 
 
 def _of_adam(run: Measured, context: Context, alone: pl.DataFrame) -> str:
