@@ -144,15 +144,15 @@ class DuplicateResponses(TableRule):
                 is_across=is_first(KIND) & ~is_first(RESPONSE),
                 in_groups=pl.n_unique("group").over(RESPONSE),
             )
+            .with_columns(is_kept=(copies > 1) | (pl.col("in_groups") > 1))
             .with_columns(
                 is_group=is_first(GROUP) & (size > 1),
-                is_kept=(copies > 1) | (pl.col("in_groups") > 1),
                 pairs=pl.when(is_first(GROUP)).then(pairs_of(size)),
                 all_pairs=pl.when(is_first(STEP_KEY)).then(pairs_of(pl.len().over(STEP_KEY))),
                 alike=(copies == size).all().over(GROUP),
                 lost=1 - (1 - copies.sum().over(GROUP) / size**2) / (1 - 1 / size),
                 chance=pl.when("told").then(copy_chance((-nats).exp(), size)).otherwise(0.0),
-                unlikely=pl.when((copies > 1) | (pl.col("in_groups") > 1)).then(nats).otherwise(0.0),
+                unlikely=pl.when("is_kept").then(nats).otherwise(0.0),
                 copy_nats=binned(nats.min().over(KIND)),
                 across_nats=binned(nats.min().over(RESPONSE)),
             )
@@ -178,7 +178,7 @@ class DuplicateResponses(TableRule):
         rows, times = run.rows.filter(pl.col("sample").is_null() & pl.col("beginning").is_null()), pl.col("values")
         inside, across = rows.filter("is_copy")["copy_nats"], rows.filter("is_across")["across_nats"]
         pairs, all_pairs = rows.select(pl.sum("pairs", "all_pairs")).row(0)
-        least = self._least(all_pairs)
+        least = self._least(rows)
         again = _again(run.rows.drop_nulls("sample"), "sample", SAMPLE).filter(pl.col("nats") > least)
         begins = _again(run.rows.drop_nulls("beginning"), "beginning", PREFIXES)
         lines = rows.with_columns(
@@ -213,10 +213,9 @@ class DuplicateResponses(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Copies of the least likely responses, each with the name of another one, of its group if there is one."""
-        copies = pl.col("copies") > 1
-        return table.filter(copies | (pl.col("in_groups") > 1) | (pl.col("shared_nats") > 0)).with_columns(
+        return table.filter(pl.col("is_kept") | (pl.col("shared_nats") > 0)).with_columns(
             value=pl.max_horizontal("unlikely", "shared_nats"),
-            twin=pl.when(copies).then(_other(KIND)).otherwise(_other(RESPONSE)),
+            twin=pl.when(pl.col("copies") > 1).then(_other(KIND)).otherwise(_other(RESPONSE)),
         )
 
     def note(self, place: Mapping[str, Any]) -> str:
@@ -225,9 +224,9 @@ class DuplicateResponses(TableRule):
             return "begins like another response to its prompt"
         return f"the same response as {place['twin']}"
 
-    def _least(self, all_pairs: float) -> float:
+    def _least(self, lines: pl.DataFrame) -> float:
         """Nats beyond which no copy is chance, however many pairs were compared."""
-        return self.nats + log(max(all_pairs, 1.0))
+        return self.nats + log(max(lines["all_pairs"].sum(), 1.0))
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Nothing to compare, or copies of which nothing says how likely they were."""
@@ -244,7 +243,7 @@ class DuplicateResponses(TableRule):
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Responses so likely that copies of them would be chance."""
-        half = self._least(float(run.table["all_pairs"].sum())) / 2
+        half = self._least(run.table) / 2
         if not run.table["told_rows"].sum() or run.table["nats"].ge(half).any():
             return None
         return Missing(
@@ -254,11 +253,12 @@ class DuplicateResponses(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where chance is out, a warning where temperature 0 is not, information otherwise."""
-        least = self._least(float(run.table["all_pairs"].sum()))
+        least = self._least(run.table)
         resampled, replayed = run.count("resampled_responses"), run.count("replayed_responses")
+        # The trainer's log-probs of one sample change with its weights; the sampler's stay.
+        prefixes = run.count("resampled_prefixes") if SAMPLER[0] in context.columns else 0
         if run["impossible_copies"] or run["impossible_copies_in_other_groups"]:
             return self._impossible(run, least)
-        # The trainer's log-probs of one sample change with its weights; the sampler's stay.
         if resampled and SAMPLER[0] in context.columns:
             return Judgement(
                 severity=Severity.WARNING,
@@ -269,26 +269,25 @@ class DuplicateResponses(TableRule):
                 evidence=f"the log-probs differ, so it was sampled again; chance of a copy below exp(-{least:.0f})",
                 advice="look for a seed that is reset at every step, or a response cache in the engine",
             )
-        prefixes = run.count("resampled_prefixes") if SAMPLER[0] in context.columns else 0
         if run["impossible_prefixes"] or run["impossible_prefixes_in_other_groups"] or prefixes:
             return self._prefixes(run, prefixes)
-        judged, groups = run.table["told_rows"].sum(), int(run.table["groups"].sum())
         if (run["copies_share"] or 0.0) >= self.info_above:
-            expected = f"; independent draws would give {number(run['copies_expected'])}" if judged else ""
+            expected, advice = "", "record rollout_log_probs"
+            evidence = "without log-probs this may be chance, temperature 0 or a repeated seed"
+            if run.table["told_rows"].sum():
+                expected = f"; independent draws would give {number(run['copies_expected'])}"
+                advice = "raise the temperature or the entropy bonus, or drop prompts with only one answer"
+                evidence = "each is likely enough to be sampled twice: short answers, or a collapsed policy"
+            alike = f"{counted(run.count('groups_alike'), 'group')} of {run.table['groups'].sum():,.0f}"
             return Judgement(
                 severity=Severity.INFO,
                 confirmed=True,
-                headline=(
-                    f"{percent(run['copies_share'])} of the responses repeat another one of their group: {_sizes(run)}"
-                ),
-                message=f"{counted(run.count('copies'), 'row')} repeat a response of their group{expected}; "
-                f"{counted(run.count('groups_alike'), 'group')} of {groups:,} have a single response",
-                evidence="each is likely enough to be sampled twice: short answers, or a collapsed policy"
-                if judged
-                else "without log-probs this may be chance, temperature 0 or a repeated seed",
-                advice="raise the temperature or the entropy bonus, or drop prompts with only one answer"
-                if judged
-                else "record rollout_log_probs",
+                headline=f"{percent(run['copies_share'])} of the responses repeat another one of their group: "
+                f"{_sizes(run)}",
+                message=f"{counted(run.count('copies'), 'row')} repeat a response of their group{expected}; {alike} "
+                "have a single response",
+                evidence=evidence,
+                advice=advice,
             )
         if replayed or resampled:
             return Judgement(
@@ -305,13 +304,9 @@ class DuplicateResponses(TableRule):
 
     def _prefixes(self, run: Measured, again: int) -> Judgement:
         prefixed, across = run.count("impossible_prefixes"), run.count("impossible_prefixes_in_other_groups")
-        where = []
-        if prefixed:
-            where.append(f"{counted(prefixed, 'row')} begin like another response of their group")
-        if across:
-            where.append(f"{counted(across, 'row')} like one of another group of their prompt")
-        if again:
-            where.append(f"{counted(again, 'beginning')} of {PREFIXES} recur in another step")
+        where = [f"{counted(prefixed, 'row')} begin like another response of their group"] if prefixed else []
+        where += [f"{counted(across, 'row')} like one of another group of their prompt"] if across else []
+        where += [f"{counted(again, 'beginning')} of {PREFIXES} recur in another step"] if again else []
         length = f", up to {run['longest_prefix']:,.0f} tokens or more" if run["longest_prefix"] else ""
         groups = run.table.filter("prefixed").select(pl.struct(GROUP).n_unique()).item()
         alike = groups == run.table["groups"].sum()
@@ -320,14 +315,12 @@ class DuplicateResponses(TableRule):
             confirmed=False,
             headline=f"{' and '.join(where)}{length}, which is not chance",
             message=f"{', '.join(where)}{length}, then continue differently: "
-            + ("temperature 0 with kernel noise, or " if alike else "")
-            + "requests share a seed and diverge where the engine's rounding differs, or start from a cached response",
+            f"{'temperature 0 with kernel noise, or ' if alike else ''}requests share a seed and diverge where the "
+            "engine's rounding differs, or start from a cached response",
             evidence=f"the chance of each prefix is below exp(-{BEYOND:.0f}); prefixes that groups of different "
             "prompts share do not count",
-            advice=(
-                "give every request its own seed (per rank and step), or none; no action if the sampler branches "
-                "responses on purpose"
-            ),
+            advice="give every request its own seed (per rank and step), or none; no action if the sampler branches "
+            "responses on purpose",
         )
 
     def _impossible(self, run: Measured, least: float) -> Judgement:
@@ -335,12 +328,9 @@ class DuplicateResponses(TableRule):
         by_rank = run.table.drop_nulls("rank").group_by(RESPONSE).agg(pl.n_unique("rank"))["rank"]
         other_ranks = int(by_rank.sum()) - len(by_rank)
         alike = inside > 0 and run["groups_alike"] == run.table["groups"].sum()
-        where = []
-        if inside:
-            where.append(f"{counted(inside, 'row')} repeat a response of their group")
-        if across:
-            ranks = f", {other_ranks:,} of them on another rank" if other_ranks else ""
-            where.append(f"{counted(across, 'response')} recur in another group of the step{ranks}")
+        ranks = f", {other_ranks:,} of them on another rank" if other_ranks else ""
+        where = [f"{counted(inside, 'row')} repeat a response of their group"] if inside else []
+        where += [f"{counted(across, 'response')} recur in another group of the step{ranks}"] if across else []
         cause = "every request of a group has the same seed" if inside else "groups share a seed, or rows were mixed up"
         if across and other_ranks:
             cause = "ranks sample with the same seed"
@@ -348,11 +338,8 @@ class DuplicateResponses(TableRule):
             severity=Severity.WARNING if alike else Severity.ERROR,
             confirmed=not alike,
             headline=f"{' and '.join(where)}, which is not chance: {_sizes(run)}",
-            message=(
-                f"{', '.join(where)}, token for token; "
-                + ("temperature 0, or " if alike else "")
-                + f"{cause}, or the engine served cached responses"
-            ),
+            message=f"{', '.join(where)}, token for token; {'temperature 0, or ' if alike else ''}{cause}, or the "
+            "engine served cached responses",
             evidence=f"the chance of each copy, or of so many, is below exp(-{least:.0f}), the union bound over "
             f"{run.table['all_pairs'].sum():,.0f} pairs included"
             + ("; every group has a single response, as at temperature 0" if alike else ""),
