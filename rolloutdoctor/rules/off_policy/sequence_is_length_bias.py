@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, inf, log
-from typing import TYPE_CHECKING, NamedTuple
+from math import exp
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
+from rolloutdoctor.objective.sampler_distance import sequence_bounds
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
@@ -23,50 +23,6 @@ if TYPE_CHECKING:
 
 TERMS = ("length", "size", "weight")
 THIRDS = ("shortest", "middle", "longest")
-
-
-class _Bound(NamedTuple):
-    """A bound on a sum over the tokens of a row.
-
-    Attributes:
-        of: what is summed: ``k1`` (delta), ``k2`` or ``k3``.
-        low: smallest sum that is left alone.
-        high: largest.
-        rejects: rows beyond it are left out; else their weight is cut.
-    """
-
-    of: str
-    low: float
-    high: float
-    rejects: bool
-
-
-def _log(value: float | None, none: float) -> float:
-    return none if value is None else log(value) if value > 0 else -inf
-
-
-def _bounds(objective: Objective | None) -> list[_Bound]:
-    """Bounds on sums over rows that the objective has."""
-    if objective is None:
-        return []
-    around, inside, found = objective.correction, objective.sampler_correction, []
-    if around.weights is not None and around.weighs and around.weights.level == "sequence":
-        low, high = around.weights.low, around.weights.high
-        found.append(_Bound("k1", _log(low, -inf), _log(high, inf), rejects=low is not None))
-    for rejection in around.rejections if around.rejects else ():
-        over, _, of = rejection.statistic.rpartition("_")
-        if over == "seq_sum":
-            low, high = -inf if rejection.low is None else rejection.low, rejection.high
-            found.append(_Bound(of, *((-high, -low) if of == "k1" else (low, high)), rejects=True))
-    if inside is not None and inside.weighs and inside.level == "sequence":
-        found.append(_Bound("k1", _log(inside.low, -inf), _log(inside.high, inf), rejects=inside.mode == "mask"))
-    if inside is not None and inside.reject_level == "sequence":
-        found.append(_Bound("k1", _log(inside.reject_low, -inf), _log(inside.reject_high, inf), rejects=True))
-    return found + [
-        _Bound("k1", _log(gate.low, -inf), _log(gate.high, inf), rejects=gate.outside == "zero")
-        for gate in objective.gates
-        if gate.kind == "importance" and gate.level == "sequence" and gate.against == "rollout_log_probs"
-    ]
 
 
 @dataclass(frozen=True)
@@ -128,7 +84,7 @@ class SequenceIsLengthBias(TableRule):
 
     def columns(self, context: Context) -> frozenset[str]:
         """Both log-probs, where sequences are weighed."""
-        return frozenset({"rollout_log_probs", "old_log_probs"}) if _bounds(context.objective) else frozenset()
+        return frozenset({"rollout_log_probs", "old_log_probs"}) if sequence_bounds(context.objective) else frozenset()
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """The mask, the one before rejection, and what the metrics are made of."""
@@ -138,7 +94,7 @@ class SequenceIsLengthBias(TableRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Nothing is made of sums over sequences."""
-        if context.objective is None or _bounds(context.objective):
+        if context.objective is None or sequence_bounds(context.objective):
             return None
         return "no importance weight or rejection uses a sum over a sequence"
 
@@ -168,7 +124,7 @@ class SequenceIsLengthBias(TableRule):
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Return sums over each third of the rows of steps with three or more: how many are within all bounds."""
-        bounds, length, k1 = _bounds(context.objective), pl.col("length"), pl.col("k1")
+        bounds, length, k1 = sequence_bounds(context.objective), pl.col("length"), pl.col("k1")
         count = pl.len().over(STEP_KEY).cast(pl.Int64)
         lost, apart = (~pl.col("kept")).sum().over(STEP_KEY), pl.col("apart")
         correlation = pl.corr(length, k1.abs(), method="spearman").over(STEP_KEY)
@@ -216,7 +172,7 @@ class SequenceIsLengthBias(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few rows."""
-        if not _bounds(context.objective) or (rows := run.count("rows")) >= self.least_rows:
+        if not sequence_bounds(context.objective) or (rows := run.count("rows")) >= self.least_rows:
             return None
         return Missing(f"{counted(rows, 'row')} with both log-probs; needs {self.least_rows}", "widen --steps")
 
@@ -245,39 +201,35 @@ class SequenceIsLengthBias(TableRule):
         )
         if run.count("rows") < self.least_rows or short is None or long is None or correlation is None:
             return None
-        if self.vacuous_reason(run, context) is not None:
-            return None
         gaps = run["shortest_gap"] or 0.0, run["longest_gap"] or 0.0
         sure = (run["lost_length_score"] or 0.0) >= self.beyond_chance
         loses = short - long >= (self.lost_for_sure if sure else self.lost)
         is_same = not gaps[0] or gaps[1] / gaps[0] <= self.same_gap
-        if not loses and correlation < self.correlated:
+        if self.vacuous_reason(run, context) is not None or not (loses or correlation >= self.correlated):
             return None
-        bounds = _bounds(context.objective)
-        metrics = run.run.by_step("compared", "agree")
-        logged, agree = metrics["compared"].sum(), metrics["agree"].sum()
+        bounds = sequence_bounds(context.objective)
+        logged, agree = run.run.by_step("compared", "agree").select(pl.sum("compared", "agree")).row(0)
         shown = 0 < logged == agree
         words = "are kept" if any(bound.rejects for bound in bounds) else "have an uncapped weight"
         limits = ", ".join(
             f"{exp(bound.low):.3g} to {exp(bound.high):.3g}" if bound.of == "k1" else f"{bound.of} up to {bound.high:g}"
             for bound in bounds
         )
+        of_longest, of_shortest = (
+            f"{percent(long)} of the longest third {words}",
+            f"{percent(short)} of the shortest third",
+        )
         return Judgement(
             severity=Severity.WARNING if loses and is_same else Severity.INFO,
             confirmed=shown,
-            headline=(
-                f"sequence weights favor short responses: {percent(long)} of the longest third {words}, "
-                f"{percent(short)} of the shortest third"
-            )
+            headline=f"sequence weights favor short responses: {of_longest}, {of_shortest}"
             if loses
-            else (
-                f"|log weight| of a sequence correlates with its length (rank correlation {number(correlation)}); "
-                f"{percent(long)} of the longest third {words}"
-            ),
+            else f"|log weight| of a sequence correlates with its length (rank correlation {number(correlation)}); "
+            f"{of_longest}",
             message=(
-                f"{percent(short)} of the shortest third (mean {number(run['shortest_length'])} tokens) {words}, "
-                f"{percent(long)} of the longest (mean {number(run['longest_length'])}); the log weight is a sum over "
-                f"tokens and its rank correlation with length is {number(correlation)}"
+                f"{of_shortest} (mean {number(run['shortest_length'])} tokens) {words}, {percent(long)} of the longest "
+                f"(mean {number(run['longest_length'])}); the log weight is a sum over tokens and its rank correlation "
+                f"with length is {number(correlation)}"
                 + ("" if is_same else "; the mismatch per token is larger in long responses")
             ),
             evidence=(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import loss_columns
+from rolloutdoctor.objective.sampler_distance import corrects_the_sampler
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.measures.lag_table import LEAST_TOKENS, MOST_LAGS, LagTable, counts_steps
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 STAMPS = frozenset({"policy_version_min", "policy_version_max"})
-
-
-def corrects_the_sampler(objective: Objective | None) -> bool:
-    """True if the objective weighs, bounds or rejects by the sampler's log-probs."""
-    if objective is None:
-        return False
-    around, inside = objective.correction, objective.sampler_correction
-    return (
-        objective.surrogate.old == "rollout_log_probs"
-        or (around.weights is not None and around.weighs)
-        or around.rejects
-        or (inside is not None and inside.weighs)
-        or any(gate.against == "rollout_log_probs" and gate.kind != "high_entropy" for gate in objective.gates)
-    )
 
 
 @dataclass(frozen=True)
