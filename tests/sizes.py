@@ -54,7 +54,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
         "every kind of dead group is told of its own: a page of 37 lines, `judge` of 55, `reduced` of 32",
     ),
     "rules/gradients/policy_not_moving.py": (300, "pairs of contexts of adjacent steps, and of the first and the last"),
-    "rules/gradients/reference_moved.py": (310, "equal from a step on or throughout, and falls of the KL: two verdicts"),
+    "rules/gradients/reference_moved.py": (310, "equal from a step on or throughout, and falls of the KL: two faults"),
     "rules/gradients/zero_std_kl.py": (320, "gradients by log-prob and by logit, and the logged norm beside them"),
     "rules/integrity/all_truncated.py": (310, "from the rows, or from the log alone: two queries"),
     "rules/integrity/duplicate_responses.py": (
@@ -81,7 +81,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
         350,
         "a page of 51 lines and 25 measures; four kinds of mismatch have words of their own",
     ),
-    "rules/off_policy/stale_policy.py": (370, "stamps, lags, steps and parts of rows: four signs, each with its query"),
+    "rules/off_policy/stale_policy.py": (360, "stamps, lags, steps and parts of rows: four signs, each with its query"),
     "rules/off_policy/temperature_mismatch.py": (
         330,
         "slopes by row, the logged entropy and what was drawn: three tests",

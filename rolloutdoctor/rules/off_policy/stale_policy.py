@@ -236,7 +236,6 @@ class StalePolicy(TableRule):
         table, tokens = self._lagged(run.table), run.table["tokens"].sum()
         if len(table.stamps) >= self.stopped_least:
             return None
-        remedy = "record policy_version_min and policy_version_max, or more steps"
         if tokens and run.table["equal"].sum() == tokens:
             return Missing(
                 "the trainer's log-probs are bit-identical to the sampler's, so they cannot show stale weights",
@@ -244,14 +243,18 @@ class StalePolicy(TableRule):
             )
         if table.with_lag() is not None or len(table.by_step) >= 4:
             return None
-        steps = counted(len(table.by_step), "step")
-        return Missing(f"{steps} with 100 tokens or more below probability 0.9; needs 4", remedy)
+        return Missing(
+            f"{counted(len(table.by_step), 'step')} with {LEAST_TOKENS} tokens or more below probability 0.9; needs 4",
+            "record policy_version_min and policy_version_max, or more steps",
+        )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the objective corrects for the sampler."""
         table, corrected = self._lagged(run.table), corrects_the_sampler(context.objective)
         faults = [*self._of_stamps(table), *self._of_steps(table)]
-        notes = [*([] if faults else self._of_first_update(table)), *self._of_lag(table), *self._of_rows(run)]
+        first = None if faults else table.first_update(self.first_factor, self.first_least)
+        notes = [] if first is None else [f"{_rises(*first)}, after the first update"]
+        notes += [*self._of_lag(table), *self._of_rows(run)]
         if not faults and not notes:
             return self._of_slow_growth(table)
         sentences = [*faults, *notes]
@@ -275,21 +278,17 @@ class StalePolicy(TableRule):
 
     def _of_slow_growth(self, table: LagTable) -> Judgement | None:
         """Information on a gap that grows in the order of steps by less than no honest run does."""
-        ends = table.growth()
+        ends = self._growth(table, self.slow_factor, self.onset_least)
         if ends is None or len(table.by_step) < self.slow_steps:
             return None
         before, after, order = ends
-        if after < self.slow_factor * before or order < 0.8 or after < self.onset_least:
-            return None
         grows = f"the sampler mismatch grows in the order of steps, from {number(before)} to {number(after)} nats"
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
             headline=f"{grows} ({number(after / before)} times): stale weights, or a policy that sharpens",
-            message=(
-                f"{grows}; rank correlation of step and gap {number(order)}. Honest gaps have tripled, so this proves "
-                "nothing"
-            ),
+            message=f"{grows}; rank correlation of step and gap {number(order)}. Honest gaps have tripled, so this "
+            "proves nothing",
             evidence="the log-probs of sampler and trainer",
             advice="record the sampling version of each row: a gap that grows with its lag is staleness",
         )
@@ -300,9 +299,8 @@ class StalePolicy(TableRule):
         if stopped is None:
             return []
         start, steps = stopped
-        version = table.stamps[-1][1]
         since = "in all" if start == table.stamps[0][0] else f"from step {start} on, in"
-        return [f"the version stamp stays at {version} {since} {counted(steps, 'step')}"]
+        return [f"the version stamp stays at {table.stamps[-1][1]} {since} {counted(steps, 'step')}"]
 
     def _onset(self, table: LagTable) -> tuple[int, float, float] | None:
         """Step from which on the gap is larger than before, by far; with fewer than three steps, by more."""
@@ -314,41 +312,28 @@ class StalePolicy(TableRule):
     def _since(self, table: LagTable) -> int | None:
         """Step from which on the gap is larger than before: by far, or twice as large where it then keeps growing."""
         onset = self._onset(table)
-        if onset is None and self._grows(table):
+        if onset is None and self._growth(table, self.growth_factor, self.growth_least) is not None:
             onset = table.onset(2.0, 0.0)
         return None if onset is None else onset[0]
 
-    def _grows(self, table: LagTable) -> bool:
+    def _growth(self, table: LagTable, factor: float, least: float) -> tuple[float, float, float] | None:
+        """The gap at both ends of a run over which it grows by so much, in the order of steps, and how nearly so."""
         ends = table.growth()
         if ends is None:
-            return False
+            return None
         before, after, order = ends
-        return after >= self.growth_factor * before and order >= 0.8 and after >= self.growth_least
+        return ends if after >= factor * before and order >= 0.8 and after >= least else None
 
     def _of_steps(self, table: LagTable) -> list[str]:
         """Describe how the gap rises over the run."""
-        onset, ends = self._onset(table), table.growth()
+        onset, ends = self._onset(table), self._growth(table, self.growth_factor, self.growth_least)
         if onset is not None:
-            step, low, high = onset
-            is_last = step == table.by_step[-1][0]
-            end = ", the last" if is_last else " and stays"
-            return [f"the sampler mismatch rises from {number(low)} to {number(high)} nats at step {step}{end}"]
-        if ends is None or not self._grows(table):
+            return [_rises(*onset) + (", the last" if onset[0] == table.by_step[-1][0] else " and stays")]
+        if ends is None:
             return []
         since = self._since(table)
         growth = f"the sampler mismatch grows over the run, from {number(ends[0])} to {number(ends[1])} nats"
         return [growth if since is None else f"{growth}, and has doubled by step {since}"]
-
-    def _of_first_update(self, table: LagTable) -> list[str]:
-        """Describe how the gap rises where the weights first change."""
-        found = table.first_update(self.first_factor, self.first_least)
-        if found is None:
-            return []
-        step, low, high = found
-        return [
-            f"the sampler mismatch rises from {number(low)} to {number(high)} nats at step {step}, after the first "
-            "update"
-        ]
 
     def _of_lag(self, table: LagTable) -> list[str]:
         """Describe how the gap grows with the lag."""
@@ -368,3 +353,7 @@ class StalePolicy(TableRule):
             return []
         stamped = f", {of_several:,} of them stamped with several versions" if run["rows_of_several_versions"] else ""
         return [f"{counted(rows, 'row')} have {self.turn:g} times the mismatch in their first part{stamped}"]
+
+
+def _rises(step: int, before: float, after: float) -> str:
+    return f"the sampler mismatch rises from {number(before)} to {number(after)} nats at step {step}"
