@@ -100,6 +100,13 @@ def test_the_state_of_the_trainer_under_any_name(tmp_path, name, indent):
     assert entries(path) == {(5, "train"): {"loss": 0.5, "epoch": 0.5}, (5, "eval"): {"loss": 0.25}}
 
 
+def test_a_printed_list_of_dicts(tmp_path):
+    lines = [{"loss": 0.5, "epoch": 0.5 * n, "step": n, "of": {"a": 1}, "b": [2, 3]} for n in range(1, 4)]
+    path = written(tmp_path, "out.txt", f"trainer.state.log_history\nOut[3]: {lines}\n")
+    assert list(entries(path)) == [(1, "train"), (2, "train"), (3, "train")]
+    assert entries(path)[3, "train"]["epoch"] == 1.5
+
+
 def test_a_list_of_dicts(tmp_path):
     path = written(tmp_path, "history", [{"step": 1, "loss": 0.5, "reward": 1.0}, {"step": 2, "loss": None, "kl": 2.0}])
     assert kind_of(path) == "a list of logged numbers"

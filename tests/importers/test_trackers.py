@@ -301,10 +301,17 @@ def test_a_chart_of_wandb(tmp_path):
     path.write_text(CHART + '"3","0.5","0.25","0.75"\n')
     entries(path, told)
     assert "points of the chart are means of several steps" in told[0]
-    path.write_text('"Step","a - x/y","b - x/y"\n"1","2","3"\n')
-    done = CliRunner().invoke(app, ["check", str(path)])
-    assert done.exit_code == 2
-    assert "a chart of several runs (a, b); export one run's" in " ".join(done.stderr.split())
+
+
+def test_a_chart_of_several_runs_is_those_runs(tmp_path):
+    head = [f"{run} - train/reward{end}" for run in ("a", "b") for end in ("", "__MIN", "__MAX")]
+    lines = [f'"{step}",{",".join(["0"] * 3)},"0.{4 + step % 3}","",""' for step in range(1, 31)]
+    path = tmp_path / "wandb_export.csv"
+    path.write_text(",".join(['"Step"', *(f'"{name}"' for name in head)]) + "\n" + "\n".join(lines) + "\n")
+    told = " ".join(CliRunner().invoke(app, ["check", str(path)]).stdout.split())
+    assert told.startswith("Run 1 of 2 (run=a): The reward is 0 in all 30 logged steps.")
+    assert "run 2: no fault" in told
+    assert entries(tmp_path / "wandb_export.csv" / "2")[5, "train"] == {"reward": 0.6}
 
 
 @pytest.mark.parametrize(

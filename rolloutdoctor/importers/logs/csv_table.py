@@ -11,12 +11,12 @@ from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.parts_of_steps import Row
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, is_log_row, step_of
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, is_log_row, step_of
 from rolloutdoctor.importers.logs.row_shapes import plain
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source, reason
-from rolloutdoctor.results.errors import InputError, SeveralRunsError
+from rolloutdoctor.results.errors import InputError
 
 _CHART_STEPS = (*STEPS, "Step")
 _COUNTERS = (*STEPS, "episode", "epoch", "round")
@@ -65,23 +65,20 @@ def _tag(source: str) -> str:
 
 
 def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
-    """Return the columns of a chart of one run; none if it is no chart.
+    """Return the columns of a chart, each with its run and metric; none if it is no chart.
 
     Raises:
-        InputError: if two columns have one name, or the chart is of several runs.
+        InputError: if two columns have one name.
     """
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise InputError(f"{source}: two columns are called {twice}; keep one of them")
-    chart = _chart(names)
-    runs = sorted({run for run, _ in chart.values()})
-    if len(runs) > 1:
-        raise SeveralRunsError(f"{source}: a chart of several runs ({', '.join(runs[:3])}); export one run's")
-    return chart
+    return _chart(names)
 
 
 def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
     chart = _columns(table.fieldnames or (), source)
+    is_several = len({run for run, _ in chart.values()}) > 1
     named = _counter(table.fieldnames or ()) or ""
     is_downloaded = table.fieldnames == _DOWNLOADED
     tag, unread = (_tag(source), {_DOWNLOADED[0]}) if is_downloaded else ("", set[str]())
@@ -96,8 +93,12 @@ def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: L
         binned |= any(
             chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
         )
-        values = {chart[name][1] if chart else tag or name: cell for name, cell in cells.items() if name not in unread}
-        rows.append((plain({**values, **step}) if step else values, f"{source}, line {number}"))
+        of_runs: dict[str, dict[str, object]] = {}
+        for name in cells.keys() - unread if unread else cells:
+            run, metric = chart.get(name, ("", tag or name))
+            of_runs.setdefault(run, {RUNS[0]: run} if is_several else {})[metric] = cells[name]
+        where = f"{source}, line {number}"
+        rows += [(plain({**values, **step}) if step else values, where) for values in of_runs.values()]
     if odd and not rows:
         raise InputError(
             f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {named} where an "

@@ -23,6 +23,8 @@ _LINES = 40
 
 _OPENS = re.compile(r"""\{\s*(?:['"]|$)""")
 _BEGINS = re.compile(r"\s*\{")
+_LIST = re.compile(r"""[^{]*\[\s*\{\s*['"]""")
+_NEXT = re.compile(r"""(?<=\}),\s{0,9}(?=\{\s{0,9}['"])""")
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
 _OF_TRAINER = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 _EVALUATIONS = frozenset({"eval", "passrate"})
@@ -139,7 +141,7 @@ def _step_of(row: dict[str, str]) -> tuple[int | None, int | None, str]:
 
 
 def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Put the lines of a dict together that is broken over several."""
+    """Put the lines of a dict together that is broken over several; of a list on one line yield each dict."""
     held: list[str] = []
     size = depth = 0
     for line in lines:
@@ -155,6 +157,8 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
                 held = []
         elif "{" in line and (depth := line.count("{") - line.count("}")) > 0 and _OPENS.search(line):
             held, size = [line], len(line)
+        elif _LIST.match(line):
+            yield from _NEXT.split(line)
         else:
             yield line
     yield from held
