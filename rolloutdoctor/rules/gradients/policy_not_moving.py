@@ -10,8 +10,8 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import loss_columns, prompt_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.off_policy.engine_frozen import CONTEXTS, TOKENS, is_bf16
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
+from rolloutdoctor.rules.measures.recurring_contexts import ADDS, TOKENS, contexts_at, is_bf16, smallest
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ class PolicyNotMoving(TableRule):
     name = "policy-not-moving"
     references = ("https://github.com/allenai/open-instruct/pull/1498",)
     reads = ("prompt", "grad_l1")
-    adds = tuple(f"{name}_{place}" for name in ("context", "sampler", "trainer") for place in range(TOKENS))
+    adds = ADDS
     splits = ("train",)
 
     updates: int = 4
@@ -116,24 +116,14 @@ class PolicyNotMoving(TableRule):
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each step, and for each of some tokens of a row whose context may be among those of the run."""
         gradient = pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum() > 0
-        each = [rows.group_by(STEP_KEY, maintain_order=True).agg(updated=gradient)]
-        for place in range(TOKENS):
-            trainer = pl.col(f"trainer_{place}")
-            seen = rows.filter(pl.col("prompt") != 0, trainer.is_finite(), trainer < self.sure).select(
-                *(*STEP_KEY, pl.lit(place).alias("place")),
-                context=f"context_{place}",
-                trainer=trainer,
-                sampler=f"sampler_{place}",
-            )
-            each.append(
-                of_smallest("context", CONTEXTS, seen).group_by(pl.all(), maintain_order=True).agg(rows=pl.len())
-            )
-        return pl.concat(each, how="diagonal").sort(STEP_KEY, maintain_order=True)
+        steps = rows.group_by(STEP_KEY, maintain_order=True).agg(updated=gradient)
+        seen = contexts_at(rows, pl.col("trainer").is_finite(), pl.col("trainer") < self.sure)
+        seen = seen.group_by(pl.all(), maintain_order=True).agg(rows=pl.len())
+        return pl.concat([steps, seen], how="diagonal").sort(STEP_KEY, maintain_order=True)
 
     def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
         """Follow the contexts of the smallest hashes."""
-        places = (of_smallest("context", CONTEXTS, lines.filter(place=place)) for place in range(TOKENS))
-        found = pl.concat([lines.filter(pl.col("place").is_null()), *places])
+        found = pl.concat([lines.filter(pl.col("place").is_null()), smallest(lines)])
         return found.sort(STEP_KEY, maintain_order=True)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:

@@ -10,19 +10,14 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
+from rolloutdoctor.rules.measures.recurring_contexts import ADDS, TOKENS, contexts_at, is_bf16, smallest
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
-
-TOKENS = 4
-"""First tokens of each row that are looked at: contexts further on seldom recur."""
-
-CONTEXTS = 128
-"""Contexts that are compared, at each of these tokens."""
 
 VERSIONS = 32
 """Versions of one context that are paired: the first of them."""
@@ -71,10 +66,7 @@ class EngineFrozen(TableRule):
         "https://github.com/allenai/open-instruct/issues/1473",
     )
     reads = ("prompt", "policy_version_max")
-    adds = (
-        *(f"{name}_{place}" for name in ("context", "sampler", "trainer") for place in range(TOKENS)),
-        *("compared", "to_trainer", "to_reference"),
-    )
+    adds = (*ADDS, "compared", "to_trainer", "to_reference")
     needs_objective = False
     splits = ("train",)
     needs = ("old_log_probs", "rollout_log_probs", "response_ids")
@@ -122,22 +114,10 @@ class EngineFrozen(TableRule):
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each of some tokens of a row whose context may be among those of the run, by its `place`."""
-        each = []
-        for place in range(TOKENS):
-            sampler, trainer = pl.col(f"sampler_{place}"), pl.col(f"trainer_{place}")
-            version = pl.coalesce("policy_version_max", "step")
-            known = pl.col("prompt") != 0, sampler.is_finite(), trainer.is_finite(), version >= 0
-            seen = rows.filter(*known).select(
-                *STEP_KEY,
-                context=f"context_{place}",
-                version=version,
-                sampler=sampler,
-                trainer=trainer,
-                place=pl.lit(place),
-            )
-            each.append(of_smallest("context", CONTEXTS, seen))
+        version = pl.coalesce("policy_version_max", "step")
+        known = pl.col("sampler").is_finite(), pl.col("trainer").is_finite(), pl.col("version") >= 0
         gaps = rows.group_by(STEP_KEY, maintain_order=True).agg(pl.sum("compared", "to_trainer", "to_reference"))
-        return pl.concat([*each, gaps], how="diagonal")
+        return pl.concat([contexts_at(rows, *known, version=version), gaps], how="diagonal")
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at a version, and one for each pair of versions of a context.
@@ -145,10 +125,9 @@ class EngineFrozen(TableRule):
         The first have the `inside` sum of squares of the trainer's log-prob and its degrees of freedom (`spare`); the
         others how far sampler and trainer moved from the `first` version, in the step that has the later one.
         """
-        each = [of_smallest("context", CONTEXTS, run.rows.filter(place=place)) for place in range(TOKENS)]
         trainer = pl.col("trainer")
         records = (
-            pl.concat(each)
+            smallest(run.rows)
             .group_by("context", "version")
             .agg(
                 pl.col(*STEP_KEY).sort().first(),
@@ -282,9 +261,3 @@ class EngineFrozen(TableRule):
 
 _NOISE = pl.when(pl.sum("spare") >= 10).then((pl.sum("inside") / pl.sum("spare")).sqrt())
 """Standard deviation of the trainer's log-prob among rows of one context and version."""
-
-
-def is_bf16(x: pl.Series) -> bool:
-    """True if all values are bf16 numbers; below 2^-12 these are closer than 2^-20."""
-    bits = x.filter(x.abs() >= 2.0**-12).cast(pl.Float32).to_numpy().view("uint32")
-    return not (bits & 0xFFFF).any()
