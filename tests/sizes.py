@@ -40,7 +40,6 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "trainers/trl": (2250, "two trainers, GRPO and RLOO, eight loss types, and metrics of 484 lines"),
     "trainers/verl": (1850, "advantages, policy losses, corrections and releases are files of their own"),
     "importers/mapped.py": (240, "columns, lines and rewards by a mapping of the user, with an error for each"),
-    "importers/logs/block_forms.py": (210, "a form for each way in which a block of metrics is printed"),
     "pictures/advantages.py": (160, "two pictures: the distribution, and by step"),
     "pictures/audit.py": (170, "a title that counts by state, and panels of values and of differences"),
     "pictures/mismatch.py": (190, "four panels: density, by step, by position, by lag"),

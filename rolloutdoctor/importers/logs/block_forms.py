@@ -1,103 +1,10 @@
-"""Names and numbers behind their step, on its line or in a block below it: a row of a table for each program."""
+"""Programs that print names and numbers behind their step: a row of a table for each."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
-from rolloutdoctor.importers.logs.numbers import number
-from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, NUMBER, Printed, is_log_line
-from rolloutdoctor.importers.logs.row_names import STEPS
-
-_STEPS = (*STEPS[:-1], "time/total_timesteps")
-
-
-@dataclass(frozen=True, eq=False)
-class BlockForm:
-    """A line with a step, and names with numbers behind it, up to the next step or a name that is there already.
-
-    Attributes:
-        title: what a text of this form is, in words.
-        begins: a step: its number and that of all, where the line has them; the step is in the block otherwise.
-        part: a name and a number; a name without a number is that of a section.
-        marks: text of every line that begins a step, and of every line with a part.
-        names: label to metric; None: every name is that of a metric.
-        first: number of the first step.
-        in_block: whether the numbers are on the lines below the step.
-        is_headless: whether blocks without a step are read.
-        needs_step: whether a block without a step is none.
-        is_of_tracker: whether names may have the prefix that the transformers Trainer gives them in trackers.
-        before: rewrites the lines, where a number is printed before the step that it is of.
-        remarks: what the user should know of the numbers.
-    """
-
-    title: str
-    begins: re.Pattern[str]
-    part: re.Pattern[str]
-    marks: tuple[str, str]
-    names: Mapping[str, str] | None = None
-    first: int = 0
-    in_block: bool = True
-    is_headless: bool = False
-    needs_step: bool = False
-    is_of_tracker: bool = False
-    before: Callable[[Iterable[str]], Iterable[str]] = iter
-    remarks: tuple[str, ...] = ()
-
-    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
-        """Yield the steps; a block without a step, where a form may have one, is of the next."""
-        step, total, more, section, has_begun = 0, None, 0, "", False
-        values: dict[str, float | None] = {}
-        for begins, text in self._pieces(self.before(lines)):
-            if begins is not None:
-                yield from self._closed(values, step, total)
-                values, section, has_begun = {}, "", True
-                if begins.lastindex:
-                    step = int(begins[1]) - self.first + more
-                    total = int(begins[2]) if begins.lastindex > 1 else None
-            elif not (has_begun or self.is_headless):
-                continue
-            for label, cell in self.part.findall(text):
-                if not cell:
-                    section = label if label.endswith("/") else ""
-                    continue
-                name = label if "/" in label else f"{section}{label}"
-                name = name if self.names is None else self.names.get(name, "")
-                if not name:
-                    continue
-                if name in values or not has_begun:
-                    # Who pastes a block without its step gives the steps from 1 on; AReaL shows several tables of one.
-                    yield from self._closed(values, step, total)
-                    more += has_begun
-                    values, step, has_begun = {}, step + 1, True
-                values[name] = number(cell)
-        yield from self._closed(values, step, total)
-
-    def _pieces(self, lines: Iterable[str]) -> Iterator[tuple[re.Match[str] | None, str]]:
-        """Yield the lines that may have a part, from each beginning of a step to the next."""
-        begins, part = self.marks
-        for line in lines:
-            starts = [*self.begins.finditer(line)] if begins in line else []
-            if not starts and self.in_block and part in line:
-                yield None, line
-            ends = [*(match.start() for match in starts[1:]), len(line)]
-            for match, end in zip(starts, ends[: len(starts)], strict=True) if starts else ():
-                yield match, line[match.end() : end]
-
-    def _closed(self, values: dict[str, float | None], step: int, total: int | None) -> Iterator[Printed]:
-        """Yield what a block logs, under the step in it where it has one."""
-        named = next((name for name in _STEPS if values.get(name) is not None), "")
-        counted = values.get(named)
-        rest = {name: value for name, value in values.items() if name != named}
-        if self.is_of_tracker and (
-            named == "train/global_step" or {"train/learning_rate", "train/loss"} <= rest.keys()
-        ):
-            rest = {name.removeprefix("train/"): value for name, value in rest.items()}
-        if self.needs_step and counted is None:
-            return
-        if is_log_line(rest) and (self.names is not None or len(rest) >= FEWEST_NUMBERS - 1):
-            own = max(step, 1 - self.first) if self.begins.groups else None
-            yield Printed(rest, own if counted is None else int(counted), total_steps=total)
-
+from rolloutdoctor.importers.logs.block_form import BlockForm
+from rolloutdoctor.importers.logs.printed import NUMBER
 
 _PLAIN = NUMBER.replace("[-+]?", "-?")
 
@@ -174,16 +81,53 @@ AREAL = BlockForm(
     first=1,
 )
 
-# ``tabulate`` and ``rich.table`` with a row for each metric, the step among them; ``HumanOutputFormat.write``
-# (stable_baselines3/common/logger.py), in sections.
+# ``print_metrics_table`` (rlinf/utils/metric_utils.py): three cells ``name=number`` a line.
+RLINF = BlockForm(
+    "the console log of RLinf",
+    re.compile(r"│ Global Step: {1,4}([0-9]{1,18})/([0-9]{1,18}) "),
+    re.compile(rf"│\s*([A-Za-z][\w./-]{{0,100}})=({NUMBER})\s*(?=│)"),
+    ("Global Step", "="),
+)
+
+# ``tabulate`` and ``rich.table`` with a row for each metric, the step among them or above: ``log_metrics`` of tinker
+# (tinker_cookbook/utils/ml_log.py), ``print_metrics_table`` of rLLM (rllm/trainer/algorithms/visualization.py);
+# ``HumanOutputFormat.write`` (stable_baselines3/common/logger.py), in sections.
 TWO_COLUMNS = BlockForm(
     "tables of names and numbers",
-    re.compile(r"^\s*[-+|┏┡╒┌╭├╞┣╔╠][-=+|─━═┬┼┳╇┿╤╪]{4,300}[-+|┓┩╕┐╮┤╡┫╗╣]\s*$"),
+    re.compile(r"^\s*(?:Step ([0-9]{1,18})|[-+|┏┡╒┌╭├╞┣╔╠└╘╰╚][-=+|─━═┬┼┳╇┿╤╪┴╧╩]{4,300}[-+|┓┩╕┐╮┤╡┫╗╣┘╛╯╝])\s*$"),
     re.compile(
-        rf"^\s*[|│┃║] {{0,8}}([A-Za-z][\w./() -]{{0,80}}?) {{0,60}}[|│┃║] {{0,60}}({NUMBER}|) {{0,60}}[|│┃║]\s*$"
+        rf"^\s*[|│┃║] {{0,8}}([A-Za-z][\w./()@: -]{{0,80}}?) {{0,60}}[|│┃║] {{0,60}}({NUMBER}|) {{0,60}}[|│┃║]\s*$"
     ),
     ("", ""),
     needs_step=True,
+)
+
+_PANEL = re.compile(r"^\s*│\s+(?:([a-z_][\w-]{0,60}) {2,})?(\S.*?)\s*│\s*$")
+
+
+def _with_groups(lines: Iterable[str]) -> Iterator[str]:
+    """Put the names of a group, wrapped over several lines, on one line with its name before each."""
+    group, text = "", ""
+    for line in lines:
+        match = _PANEL.match(line) if "│" in line else None
+        if match is not None and not match[1]:
+            text += f" {match[2]}"
+            continue
+        if text:
+            yield " | ".join(f"{group}{one}" for one in text.split(" | "))
+        group, text = ("", "") if match is None else ("" if match[1] == "other" else f"{match[1]}/", match[2])
+        if match is None:
+            yield line
+
+
+# ``print_rich_single_line_metrics`` (open_instruct/model_utils.py): a panel with a line for each group of names.
+OPEN_INSTRUCT = BlockForm(
+    "the console log of open-instruct",
+    re.compile(r"^\s*╭─{2,300} Metrics ─{2,300}╮"),
+    re.compile(rf"(?:^|\| )([A-Za-z][\w./@-]{{0,200}}): ({NUMBER})(?= \||\s*$)"),
+    (" Metrics ", ": "),
+    needs_step=True,
+    before=_with_groups,
 )
 
 # ``_footer_history_summary_info`` (wandb/sdk/wandb_run.py).

@@ -18,13 +18,17 @@ from rolloutdoctor.importers.logs.printed import (
 )
 from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEPS
 
-_LINES = 40
-"""Lines of a dict, which terminals cut."""
+_LINES = 1_000
+"""Lines of a dict, which terminals cut and `pprint` gives a name each."""
 
 _OPENS = re.compile(r"""\{\s*(?:['"]|$)""")
 _BEGINS = re.compile(r"\s*\{")
 _LIST = re.compile(r"""[^{]*\[\s*\{\s*['"]""")
 _NEXT = re.compile(r"""(?<=\}),\s{0,9}(?=\{\s{0,9}['"])""")
+_PROCESS = re.compile(r"(?:\([\w.()-]{1,100} pid=[0-9]{1,9}[^()\n]{0,60}\) )?")
+"""What Ray puts before each line of a process, between which those of others stand."""
+_INNER = re.compile(r"""(['"])(?:metrics|data)\1\s?:\s?\{(?=\s*['"])""")
+"""The numbers of a step in a dict that has its step: ``{"step": 3, "metrics": {"loss": 0.5}}``."""
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
 _OF_TRAINER = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 _EVALUATIONS = frozenset({"eval", "passrate"})
@@ -55,6 +59,15 @@ class DictForm:
     remarks: tuple[str, ...] = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield the dicts that log numbers; what nothing counts is left out where most are counted."""
+        found = self._found(lines)
+        if self.numbering is None and not self.names:
+            every = [*found]
+            counted_ones = [record for record in every if record.step is not None]
+            found = iter(counted_ones if 2 * len(counted_ones) >= len(every) else every)
+        yield from found
+
+    def _found(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the dicts that log numbers; the summary at the end of a training only where there is nothing else."""
         summary: list[Printed] | None = []
         for line in _joined(lines):
@@ -80,7 +93,7 @@ class DictForm:
         # Who pastes a line may lose its first character.
         text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
         opened = _OPENS.search(text)
-        row = None if opened is None else dict_in(text[opened.start() :])
+        row = None if opened is None else dict_in(_INNER.sub("", text[opened.start() :], count=1))
         if row is None or len(row) > MOST_NAMES:
             return
         step, total, counter = _step_of(row)
@@ -108,7 +121,8 @@ class DictForm:
 # (transformers/trainer_callback.py), where ms-swift says the step as well.
 SLIME = DictForm(
     "the console log of slime",
-    re.compile(r"(?:^|\s|])(step|rollout|perf|eval|passrate|multi_turn) ([0-9]{1,18}): (?=\{)"),
+    # OpenRLHF says "Global step".
+    re.compile(r"(?<!Global )(?<![^\s\]])(step|rollout|perf|eval|passrate|multi_turn) ([0-9]{1,18}): (?=\{)"),
     mark=": {",
 )
 OPENRLHF = DictForm(
@@ -141,24 +155,32 @@ def _step_of(row: dict[str, str]) -> tuple[int | None, int | None, str]:
 
 
 def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Put the lines of a dict together that is broken over several; of a list on one line yield each dict."""
+    """Put the lines of a dict together that is broken over several, with the step on the line above it.
+
+    Of a list on one line yield each dict.
+    """
     held: list[str] = []
     size = depth = 0
+    process = above = ""
     for line in lines:
         size += len(line)
-        if held and (_BEGINS.match(line) or len(held) == _LINES or size > LONGEST_LINE):
+        own = _PROCESS.match(line)
+        found, text = (own[0], line[own.end() :]) if own else ("", line)
+        is_inside = bool(held) and found == process
+        if held and ((is_inside and _BEGINS.match(text)) or len(held) == _LINES or size > LONGEST_LINE):
             yield from held
-            held = []
-        if held:
-            held.append(line)
-            depth += line.count("{") - line.count("}")
+            held, is_inside = [], False
+        if is_inside:
+            held.append(text)
+            depth += text.count("{") - text.count("}")
             if depth <= 0:
                 yield "".join(held)
                 held = []
-        elif "{" in line and (depth := line.count("{") - line.count("}")) > 0 and _OPENS.search(line):
-            held, size = [line], len(line)
-        elif _LIST.match(line):
-            yield from _NEXT.split(line)
+        elif not held and "{" in text and (depth := text.count("{") - text.count("}")) > 0 and _OPENS.search(text):
+            held, size, process = [above + text if _BEGINS.match(text) else text], len(line), found
+        elif not held and _LIST.match(text):
+            yield from _NEXT.split(text)
         else:
             yield line
+        above = f"{text} " if text.rstrip().endswith(":") and counted(text) else ""
     yield from held
