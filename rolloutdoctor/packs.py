@@ -94,6 +94,12 @@ METRIC_NAMES = {
     "areal": "trainers.areal.names:NAMES",
     "roll": "trainers.roll.names:NAMES",
     "tinker-cookbook": "trainers.tinker_cookbook.names:NAMES",
+    "oat": "trainers.oat.names:NAMES",
+    "torchforge": "trainers.torchforge.names:NAMES",
+    "rlinf": "trainers.rlinf.names:NAMES",
+    "pipeline-rl": "trainers.pipeline_rl.names:NAMES",
+    "rllm": "trainers.rllm.names:NAMES",
+    "verifiers": "trainers.verifiers.names:NAMES",
     "llama-factory": "trainers.llama_factory.names:NAMES",
     "trl-ppo": "trainers.trl.ppo_names:NAMES",
 }

@@ -19,7 +19,12 @@ TRAINERS: Mapping[str, tuple[MetricName, ...]] = dict(
 SAME = {"trl-rloo": "trl", "axolotl": "trl"}
 """Trainers that log under the names of another."""
 
-DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss", "train/ess_ratio")}
+DIALECTS = {
+    "unsloth": ("reward", "completion_length"),
+    "miles": ("train/pg_loss", "train/ess_ratio"),
+    "rlinf": ("actor/grad_norm", "actor/policy_loss"),
+    "verifiers": ("reward", "tokens/completion"),
+}
 """Trainers with the names of another, which have the second name wherever they have the first."""
 
 _MARKS = {
