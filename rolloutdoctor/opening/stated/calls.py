@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from rolloutdoctor.importers.reading.notebooks import Notebook
+from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
 from rolloutdoctor.opening.stated.command_lines import read_command_line
@@ -34,7 +35,7 @@ _OF_NO_TRAINING = re.compile(r"(?i)generation|sampling|lora|peft|quant|bitsandby
 """Of names of classes whose values are no settings of the training."""
 _OF_SERVER = "served_model_name"
 """An option of vLLM's server, which prints all of its own."""
-_FIELD = re.compile(r"\s*(\w{1,100})=(.{0,2000}?),?\s*")
+_FIELD = re.compile(r"[\s│]*(\w{1,100})=(.{0,2000}?),?\s*")
 _INSTALLED = re.compile(r"\btrl\s*==\s*v?([0-9][\w.]{0,30})")
 
 
@@ -126,27 +127,45 @@ def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stat
 
 
 def read_printed_call(lines: Iterable[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:
-    """Read the options that ``print(training_args)`` wrote: one name and value a line, or all on one line."""
-    lines = iter(lines)
+    """Read the options that ``print(training_args)`` wrote: one name and value a line, or all on one line.
+
+    OpenRLHF's are nested: ``hierarchize`` (openrlhf/utils/config.py). open-instruct prints those of several classes one
+    after another: ``main`` (open_instruct/grpo_fast.py).
+    """
     settings: Stated | None = None
-    for line in lines:
-        begins = _BEGINS.search(line) if any(f"{end}(" in line for end in _ENDINGS) else None
-        if begins is None:
-            continue
-        # It prints itself as ``GRPOConfig(`` and a field a line up to ``)``.
-        on_one_line = begins[2].strip()
-        values = dict(_of_call(begins[2]) if on_one_line else _of_fields(list(_until_closed(lines))))
-        trainer = trainer_of_class(begins[1]) or trainer_of(values, likely)
+    for name, values in _printed_calls(iter(lines), origin):
+        trainer = trainer_of_class(name) or trainer_of(values, likely)
         if values and trainer is not None:
             return Stated(origin, trainer, values)
-        if settings is None and _OF_NO_TRAINING.search(begins[1]) is None and _OF_SERVER not in values:
+        if settings is None and _OF_NO_TRAINING.search(name) is None and _OF_SERVER not in values:
             settings = stated_of(origin, values, likely)
     return settings
 
 
+def _printed_calls(lines: Iterator[str], origin: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the name of a class and its values, with those of other classes that follow without a line between."""
+    name, values = "", dict[str, object]()
+    for line in lines:
+        begins = _BEGINS.search(line) if any(f"{end}(" in line for end in _ENDINGS) else None
+        if name and (begins is None or trainer_of_class(begins[1])):
+            yield name, values
+            name, values = "", {}
+        if begins is None:
+            continue
+        # It prints itself as ``GRPOConfig(`` and a field a line up to ``)``.
+        on_one_line = begins[2].strip()
+        found = flat(dict(_of_call(begins[2]) if on_one_line else _of_fields(list(_until_closed(lines)))), origin)
+        if not name:
+            name, values = begins[1], found
+        elif _OF_NO_TRAINING.search(begins[1]) is None:
+            values = found | values
+    if name:
+        yield name, values
+
+
 def _until_closed(lines: Iterator[str]) -> Iterator[str]:
     for line in islice(lines, _MOST_LINES):
-        if line.strip() == ")":
+        if line.strip("│, \t\r\n") == ")":
             return
         yield line
 
@@ -168,7 +187,8 @@ def _of_call(arguments: str) -> Iterator[tuple[str, object]]:
 
     def take(name: str, arguments: Sequence[object], named: dict[str, object]) -> bool:
         found.append(named)
-        return False
+        # Options of a part are a table in those of the whole.
+        return name.endswith(_ENDINGS)
 
     code = Code(take)
     code.follow(parsed(call) if parsed(call).body else parsed(re.sub(r"<[^<>\n]{1,300}>", "_", call)))

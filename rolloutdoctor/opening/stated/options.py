@@ -109,6 +109,7 @@ _OWN = {
     "areal": {"actor.eps_clip", "gconfig.n_samples"},
     "openrlhf": {"algo.advantage.estimator", "rollout.n_samples_per_prompt"},
     "open-instruct": {"num_samples_per_prompt_rollout", "beta", "response_length"},
-    "slime": {"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip"},
+    # But for the last one OpenRLHF's were called so before 0.11.
+    "slime": {"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip", "kl_loss_type"},
 }
 """Options that only this trainer's configuration has together."""
