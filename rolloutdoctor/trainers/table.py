@@ -5,6 +5,7 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from rolloutdoctor import packs
+from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import TRAINERS as METRICS_OF
 from rolloutdoctor.metric_names.table import tell_a_trainer, whose
 from rolloutdoctor.plugins import offered, own
@@ -47,14 +48,18 @@ _FEWEST_NAMES = 2
 
 
 def _owners(name: str) -> set[str]:
-    """Titles of the trainers that log a metric of a name of several words."""
+    """Titles of the trainers that log a metric of a name of several words; a pattern tells no name of any loop."""
     if "/" not in name and "_" not in name:
         return set()
+    is_of_any_loop = generic(name) is not None
     return {
         trainer.title
         for trainer in TRAINERS.values()
         if not trainer.log.marks
-        and any(fnmatchcase(name, pattern) for pattern in (*trainer.log.quantities, *(trainer.log.ends or ())))
+        and any(
+            fnmatchcase(name, pattern) and not (is_of_any_loop and "*" in pattern)
+            for pattern in (*trainer.log.quantities, *(trainer.log.ends or ()))
+        )
     }
 
 

@@ -118,6 +118,23 @@ def test_the_rows_of_a_document_with_the_rewards(kind, tmp_path):
     assert values["reward"] == REWARD
 
 
+def test_lists_of_one_metric_are_runs_where_their_names_are(tmp_path):
+    for first, second, several in (("seed_0", "seed_1", True), ("format", "accuracy", False)):
+        body = {"history": {first: points(REWARD, "reward"), second: points(LOSS, "reward")}}
+        _, told = read(tmp_path / "log.json", json.dumps(body))
+        assert any("2 runs, run=history/seed_0" in words for words in told) is several
+
+
+def test_a_csv_without_steps_is_numbered_where_a_row_is_of_an_update(tmp_path):
+    rows = [f"{reward},{kl},0.01" for reward, kl in zip(REWARD.values(), KL.values(), strict=True)]
+    values, told = read(tmp_path / "log.csv", "\n".join(["reward,kl,loss", *rows]) + "\n")
+    assert [*values["reward"].values()] == [*REWARD.values()]
+    assert min(values["reward"]) == 1
+    assert any("the lines have no step: they are numbered from 1" in words for words in told)
+    (tmp_path / "responses.csv").write_text("reward,response\n" + "1,a\n" * 9)
+    assert kind_of(tmp_path / "responses.csv") is None
+
+
 ROWS = [{"step": s, "reward": REWARD[s], "kl": KL[s], "loss": LOSS[s]} for s in STEPS]
 CELLS = [[s, REWARD[s], KL[s], LOSS[s]] for s in STEPS]
 COLUMNS = (REWARD, KL, LOSS)

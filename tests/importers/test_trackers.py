@@ -310,7 +310,7 @@ def test_a_chart_of_several_runs_is_those_runs(tmp_path):
     path.write_text(",".join(['"Step"', *(f'"{name}"' for name in head)]) + "\n" + "\n".join(lines) + "\n")
     told = " ".join(CliRunner().invoke(app, ["check", str(path)]).stdout.split())
     assert told.startswith("Run 1 of 2 (run=a): The reward is 0 in all 30 logged steps.")
-    assert "run 2: no fault" in told
+    assert "note run 2: " in told
     assert entries(tmp_path / "wandb_export.csv" / "2")[5, "train"] == {"reward": 0.6}
 
 

@@ -89,7 +89,14 @@ def test_names_that_one_trainer_alone_has_decide():
     assert trainer_from_metric_names(["train/loss", "train/pg_loss", "train/grad_norm"]).name == "slime"
     assert trainer_from_metric_names(["critic/score/mean", "critic/advantages/mean"]).name == "verl"
     # One name of several words, or plain ones, may be anybody's.
-    plain = (["reward_std"], ["reward", "score", "length"], ["my/loss", "my/kl"], ["train/loss", "train/grad_norm"], [])
+    plain = (
+        ["reward_std"],
+        ["reward", "score", "length"],
+        ["my/loss", "my/kl"],
+        ["train/loss", "train/grad_norm"],
+        [],
+        ["reward/mean", "reward/std", "kl"],
+    )
     for names in plain:
         assert trainer_from_metric_names(names) is None
 

@@ -11,7 +11,7 @@ from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.parts_of_steps import Row
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, is_log_row, step_of
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, is_log_row, is_of_update, step_of
 from rolloutdoctor.importers.logs.row_shapes import plain
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
@@ -33,17 +33,19 @@ class CsvTable:
     """A CSV with a column of steps, or a chart that wandb's page exported: ``Step,"RUN - METRIC",...``."""
 
     def detect(self, path: Path) -> str | None:
-        """Look at the first line: names between commas, one of them a step's."""
+        """Look at the first line: names between commas, one of them a step's or a metric of an update."""
         names = _first_line(path) if path.is_file() else []
         if _chart(names):
             return "a chart of wandb as CSV"
         counter = None if {*names} & OF_ROLLOUTS - {"sample_id"} else _counter(names)
+        if counter is None and len(names) > 1 and is_of_update(names) and not {*names} & OF_ROLLOUTS:
+            return "a CSV of logged numbers"
         if counter is None or (counter.lower() not in STEPS and not is_log_row(dict.fromkeys(names))):
             return None
         return f"a CSV with a column {counter.lower()}"
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
-        """Yield the rows that have a step."""
+        """Yield the rows that have a step; where none has one, they may be numbered."""
         try:
             with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
                 delimiter = _delimiter(Path(source.path))
@@ -93,10 +95,10 @@ def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: L
         binned |= any(
             chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
         )
-        of_runs: dict[str, dict[str, object]] = {}
+        of_runs: dict[str, dict[str, object]] = {} if is_several else {"": {}}
         for name in cells.keys() - unread if unread else cells:
             run, metric = chart.get(name, ("", tag or name))
-            of_runs.setdefault(run, {RUNS[0]: run} if is_several else {})[metric] = cells[name]
+            of_runs.setdefault(run if is_several else "", {RUNS[0]: run} if is_several else {})[metric] = cells[name]
         where = f"{source}, line {number}"
         rows += [(plain({**values, **step}) if step else values, where) for values in of_runs.values()]
     if odd and not rows:

@@ -20,6 +20,9 @@ _FEWEST, _LOOKED_AT, _MOST_PHASES = 3, 16, 32
 
 _AT_STEP = re.compile(r"(?:(?:global_)?step|iter|iteration|checkpoint|update|epoch|round)?[_-]?([0-9]{1,18})")
 
+_OF_RUN = re.compile(r"(?i)(?:run|seed|trial|exp|experiment)[-_ ]?[0-9]")
+"""Names of runs; lists of one metric under others may be those of reward functions."""
+
 Rows = Sequence[Mapping[str, object]]
 
 
@@ -114,7 +117,7 @@ def _side_by_side(body: Mapping[str, object]) -> Rows:
     shapes = Counter(
         frozenset(next(iter(each.values()))) for name, each in points.items() if not is_held_out(f"{name}/")
     )
-    if any(count > 1 and len(shape) > 1 for shape, count in shapes.items()):
+    if any(count > 1 and (len(shape) > 1 or all(map(_OF_RUN.match, points))) for shape, count in shapes.items()):
         # Lists of the same names are of several runs.
         return []
     merged: dict[int, dict[str, object]] = {}
