@@ -36,6 +36,9 @@ def _is_explained(context: Context) -> bool:
     return any(names & {*cause.explains} for causes in context.causes.values() for cause in causes)
 
 
+_CHECK = "check that the file holds all rows of the step, and that the KL options are the run's"
+
+
 @dataclass(frozen=True)
 class KlMetricCorrupted(TableRule):
     """The logged KL does not match the log-probs, for example because the reward overwrote it.
@@ -177,7 +180,7 @@ class KlMetricCorrupted(TableRule):
         return Missing(
             f"the logged KL disagrees with the recomputed one in {steps - fit:,} of "
             f"{counted(steps, 'step')}, and the reward buffer does not explain it",
-            "check that the file holds all rows of the step, and that the KL options are the run's",
+            _CHECK,
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -199,33 +202,26 @@ class KlMetricCorrupted(TableRule):
             f"the logged KL is {number(run['logged'])} but the rows give {number(run['recomputed'])} "
             f"({deviation(run['logged'], run['recomputed'])})"
         )
+        if confirmed:
+            return _overwritten(run, context, headline)
         if beside_loss:
-            return Judgement(
-                severity=Severity.ERROR,
-                confirmed=True,
-                headline=headline,
-                message=(
-                    f"the logged KL disagrees with the recomputed one in {beside:,} of {counted(steps, 'step')}, "
-                    "where the logged loss, which contains the KL, agrees"
-                ),
-                evidence="a loss that contained the logged KL would differ by more than rounding",
-                why=_MISLEADS,
-                advice="find what is added to the KL metric or replaces it; the loss is unaffected",
-            )
-        if not confirmed:
-            return Judgement(
-                severity=Severity.WARNING,
-                confirmed=False,
-                headline=headline,
-                message=(
-                    f"the logged KL matches the recomputed one in {fit:,} of {counted(steps, 'step')}, and "
-                    f"the reward buffer in {fit_reward:,}"
-                ),
-                evidence="no known formula reproduces all of the logged values",
-                advice="check that the file holds all rows of the step, and that the KL options are the run's",
-                why=_MISLEADS,
-            )
-        return _overwritten(run, context, headline)
+            message = f"disagrees with the recomputed one in {beside:,} of {counted(steps, 'step')}, where the logged "
+            message += "loss, which contains the KL, agrees"
+            evidence = "a loss that contained the logged KL would differ by more than rounding"
+            advice = "find what is added to the KL metric or replaces it; the loss is unaffected"
+        else:
+            message = f"matches the recomputed one in {fit:,} of {counted(steps, 'step')}, and the reward buffer in "
+            message += f"{fit_reward:,}"
+            evidence, advice = "no known formula reproduces all of the logged values", _CHECK
+        return Judgement(
+            severity=Severity.ERROR if beside_loss else Severity.WARNING,
+            confirmed=beside_loss,
+            headline=headline,
+            message=f"the logged KL {message}",
+            evidence=evidence,
+            why="A KL metric that is wrong hides how far the policy has moved from the reference.",
+            advice=advice,
+        )
 
     def _exposed(self, run: Measured, context: Context) -> Judgement:
         """A warning: this release overwrites its KL, and none is at hand."""
@@ -241,9 +237,6 @@ class KlMetricCorrupted(TableRule):
             evidence=f"the options and the version; the run has neither {names} nor a column kl",
             advice=f"ignore this metric, or {release_with_fix(context, 'kl-inplace')}",
         )
-
-
-_MISLEADS = "A KL metric that is wrong hides how far the policy has moved from the reference."
 
 
 def _overwritten(run: Measured, context: Context, headline: str) -> Judgement:
@@ -262,19 +255,13 @@ def _overwritten(run: Measured, context: Context, headline: str) -> Judgement:
             f"where KL and reward buffer differ, {telling_reward:,} of "
             f"{counted(telling, 'stored token')} equal the reward buffer and {telling_kl:,} the KL"
         )
-    inverted = (
-        f"; true KL, recovered from the corrupted values: {number(run['inverted'])}"
-        if run["inverted"] is not None
-        else ""
-    )
+    true = "" if run["inverted"] is None else number(run["inverted"])
     return Judgement(
         severity=Severity.ERROR,
         confirmed=True,
         headline=headline,
-        message=(
-            f"the reward overwrote the stored KL: {percent(run['reward_share'])} of the logged value is "
-            f"reward{inverted}"
-        ),
+        message=f"the reward overwrote the stored KL: {percent(run['reward_share'])} of the logged value is reward"
+        + (f"; true KL, recovered from the corrupted values: {true}" if true else ""),
         evidence="; ".join(evidence),
         advice=f"{release_with_fix(context, 'kl-inplace')}; loss and advantages are unaffected",
     )
