@@ -219,10 +219,8 @@ class SamplerMismatch(TableRule):
         """Nothing to compare."""
         if run["tokens"]:
             return None
-        return Missing(
-            ("no trained token has a log-prob from both sampler and trainer"),
-            "record the sampler's log-probs for trained tokens",
-        )
+        nothing = "no trained token has a log-prob from both sampler and trainer"
+        return Missing(nothing, "record the sampler's log-probs for trained tokens")
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Old log-probs may be the sampler's own."""
@@ -250,26 +248,20 @@ class SamplerMismatch(TableRule):
             for name, counts in ((name, by_key(run.table, name)) for name in ("lag", "at"))
         )
         places_at = ", ".join(f"{number(mean)} from {start:g}" for start, mean in at.items())
-        places, rows_apart = run.count("confident_places"), self._has_rows_apart(run)
-        is_sure, ending = places >= self.least_places, at_context_end(run.table.drop_nulls("alike"))
-        if is_sure:
-            words = _of_sure_tokens(run, places)
-        elif rows_apart:
-            words = _of_rows_apart(run)
-        elif ending is not None:
-            words = _of_context_end(ending)
-        else:
-            words = _of_means(run)
-        message = "; ".join([*([words.message] if words.message else []), _distribution(run, of_lag)])
+        places, ending = run.count("confident_places"), at_context_end(run.table.drop_nulls("alike"))
+        faults = [_of_sure_tokens(run, places)] if places >= self.least_places else []
+        faults += [_of_rows_apart(run)] if self._has_rows_apart(run) else []
+        faults += [_of_context_end(ending)] if ending is not None else []
+        words, at_end = faults[0] if faults else _of_means(run), dict[str, Measure]()
+        told = [words.message, _distribution(run, of_lag)]
         if ending is not None:
-            message = f"{_told_of(ending)}, in {ending.above:,} of them; {message}"
-        is_fault = is_sure or rows_apart or ending is not None
-        at_end = {} if ending is None else {"gap_context_end": Measure(ending.end, "nats")}
+            told.insert(0, f"{_told_of(ending)}, in {ending.above:,} of them")
+            at_end = {"gap_context_end": Measure(ending.end, "nats")}
         return Judgement(
-            severity=Severity.WARNING if is_fault else Severity.INFO,
-            confirmed=not is_fault,
+            severity=Severity.WARNING if faults else Severity.INFO,
+            confirmed=not faults,
             headline=words.headline,
-            message=message,
+            message="; ".join(filter(None, told)),
             evidence=(
                 f"mean absolute difference by position: {places_at}; token weights capped at 2 keep "
                 f"{percent(run['cap_2_mass_share'])} of their sum, a mask of 0.5 to 5 keeps "
@@ -290,16 +282,13 @@ class Words(NamedTuple):
 
 
 def _distribution(run: Measured, of_lag: Mapping[float, float]) -> str:
-    message = (
+    by_lag = ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
+    return (
         f"the log-ratio trainer - sampler has mean {number(run['mean_delta'])}, mean absolute value "
         f"{number(run['mean_abs_delta'])} and 99th percentile about {number(run['p99_abs_delta'])}; "
         f"{percent(run['off_by_tenth_share'])} of the tokens have a ratio off by more than 10 %; effective sample "
         f"size {percent(run['ess_share'])}"
-    )
-    if len(of_lag) > 1:
-        message += "; mean absolute value by version lag: "
-        message += ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
-    return message
+    ) + (f"; mean absolute value by version lag: {by_lag}" if len(of_lag) > 1 else "")
 
 
 def _of_sure_tokens(run: Measured, places: int) -> Words:
