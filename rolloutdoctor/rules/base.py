@@ -46,6 +46,7 @@ __all__ = [
     "percent",
     "release_with_fix",
     "sampling_option",
+    "too_few",
 ]
 
 KEEP_EXAMPLES = 5
@@ -234,6 +235,11 @@ MIXED_SPLITS = Missing(
     "evaluation rows cannot be distinguished from training rows",
     "put trainer_state.json, which records the evaluation steps, beside the dump's folder",
 )
+
+
+def too_few(found: int, noun: str, of: str, needed: int, remedy: str = "widen --steps") -> Missing | None:
+    """Say that a rule saw fewer of something than it needs; None if it saw enough."""
+    return Missing(f"{counted(found, noun)} {of}; needs {needed}", remedy) if found < needed else None
 
 
 def baseline_per_token(context: Context) -> Missing | None:

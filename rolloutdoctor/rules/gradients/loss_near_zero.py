@@ -10,7 +10,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.findings import LONGER_LOG, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, too_few
 from rolloutdoctor.rules.logged_quantities import by_step, metrics_of, not_logged
 from rolloutdoctor.rules.loss_log import FEWEST_LINES, LOSSES, READ, judge_log, logged_losses
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -189,12 +189,7 @@ class LossNearZero(TableRule):
             return None
         if not len(log):
             return Missing("no line has both a loss and a gradient norm", LONGER_LOG)
-        if len(log) >= FEWEST_LINES:
-            return None
-        return Missing(
-            f"{counted(len(log), 'line')} with a loss and a gradient norm; needs {FEWEST_LINES}",
-            LONGER_LOG,
-        )
+        return too_few(len(log), "line", "with a loss and a gradient norm", FEWEST_LINES, LONGER_LOG)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information if there is a gradient, a warning if many steps have none, an error if it is cut off."""

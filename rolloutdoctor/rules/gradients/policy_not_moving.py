@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import loss_columns, prompt_columns
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent, too_few
 from rolloutdoctor.rules.measures.recurring_contexts import ADDS, TOKENS, contexts_at, is_bf16, smallest
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -194,12 +194,9 @@ class PolicyNotMoving(TableRule):
                 "update",
                 "give the whole log of the run",
             )
-        if run.count("contexts") < self.least_pairs:
-            return Missing(
-                f"{counted(run.count('contexts'), 'context')} recur after {self.updates} updates; needs "
-                f"{self.least_pairs}",
-                "widen --steps to where prompts recur",
-            )
+        of, remedy = f"recur after {self.updates} updates", "widen --steps to where prompts recur"
+        if (few := too_few(run.count("contexts"), "context", of, self.least_pairs, remedy)) is not None:
+            return few
         shared = run.table.filter(~pl.col("next"), "shared")["wide"] == 0
         if len(shared) >= self.least_shared and shared.sum() >= self.share * len(shared):
             return None

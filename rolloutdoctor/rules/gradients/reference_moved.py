@@ -10,7 +10,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, too_few
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -218,11 +218,9 @@ class ReferenceMoved(TableRule):
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps to tell before from after, or a policy that stays where it is."""
         table, still = run.table, run.table["still"].drop_nulls()
-        if len(table) < 2 * self.window:
-            return Missing(
-                f"{counted(len(table), 'step')} with log-probs of both models; needs {2 * self.window}",
-                "widen --steps, or record more steps",
-            )
+        of, remedy = "with log-probs of both models", "widen --steps, or record more steps"
+        if (few := too_few(len(table), "step", of, 2 * self.window, remedy)) is not None:
+            return few
         if self._is_policy_throughout(table) and len(still) and still.all():
             return Missing("the policy does not change: the logged learning rate or gradient norm is 0", "train on")
         unsure = table.filter("is_unsure")["step"]

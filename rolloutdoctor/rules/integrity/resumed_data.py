@@ -8,7 +8,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, too_few
 from rolloutdoctor.rules.measures.repeated_stretches import EPOCH_SLACK, bits_of, repeats
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -109,12 +109,8 @@ class ResumedData(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps to repeat others."""
-        if len(run.table) >= 2 * self.fewest:
-            return None
-        return Missing(
-            f"{counted(len(run.table), 'step')} with known prompts; needs {2 * self.fewest}",
-            "widen --steps, or record more steps",
-        )
+        remedy = "widen --steps, or record more steps"
+        return too_few(len(run.table), "step", "with known prompts", 2 * self.fewest, remedy)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where no epoch lies between, information where that is not known."""

@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, too_few
 from rolloutdoctor.rules.measures.lag_table import LagTable
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
@@ -153,13 +153,9 @@ class VersionStamps(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps with stamps."""
-        steps = run.table["step"].n_unique()
-        if steps >= self.fewest or run["backwards_rows"]:
-            return None
-        return Missing(
-            f"{counted(steps, 'step')} with version stamps; needs {self.fewest}",
-            "record policy_version_min and policy_version_max, or more steps",
-        )
+        steps, remedy = run.table["step"].n_unique(), "record policy_version_min and policy_version_max, or more steps"
+        few = too_few(steps, "step", "with version stamps", self.fewest, remedy)
+        return None if run["backwards_rows"] else few
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """One version for long, and nothing says whether the sampler's weights changed."""

@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, too_few
 from rolloutdoctor.rules.measures.recurring_contexts import ADDS, TOKENS, contexts_at, is_bf16, smallest
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -201,17 +201,14 @@ class EngineFrozen(TableRule):
         """No prompt came again, or no two siblings began with the same token."""
         if self._gaps_to_reference(run) is not None:
             return None
-        if run.count("pairs") < self.least_pairs:
-            return Missing(
-                f"{counted(run.count('pairs'), 'pair')} of one context at two versions; needs {self.least_pairs}",
-                "widen --steps to where prompts recur",
-            )
-        if run["noise"] is None:
-            return Missing(
-                "no two responses of a group begin with the same token, so the trainer's noise is unknown",
-                "record groups of several responses",
-            )
-        return None
+        of, remedy = "of one context at two versions", "widen --steps to where prompts recur"
+        few = too_few(run.count("pairs"), "pair", of, self.least_pairs, remedy)
+        if few is not None or run["noise"] is not None:
+            return few
+        return Missing(
+            "no two responses of a group begin with the same token, so the trainer's noise is unknown",
+            "record groups of several responses",
+        )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning: the log-probs show it, and no logged value proves it."""

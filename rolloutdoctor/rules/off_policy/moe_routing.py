@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, number, percent, too_few
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
 from rolloutdoctor.rules.measures.slope_bins import slopes_of
 from rolloutdoctor.rules.measures.weight_sums import APART, SURE
@@ -143,12 +143,7 @@ class MoeRouting(SampledTokens):
         if self._is_seen(run):
             return None
         tokens = run.count("unsure_tokens")
-        if tokens < self.least_tokens:
-            return Missing(
-                f"{counted(tokens, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
-                "widen --steps",
-            )
-        return Missing(
+        return too_few(tokens, "sampled token", "with a probability below 0.9", self.least_tokens) or Missing(
             "the mismatch has no bursts with a heavy tail, which does not prove that the routes agree",
             "compare the routes in the trainer if the model is an MoE: no column holds them",
         )

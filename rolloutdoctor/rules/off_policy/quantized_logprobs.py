@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, too_few
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -165,12 +165,8 @@ class QuantizedLogProbs(TableRule):
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few values with digits to look at."""
         fewest = min(run.count(f"{side}_values") for side in SIDES)
-        if fewest >= self.least_values or self._lattices(run):
-            return None
-        return Missing(
-            f"{counted(fewest, 'sampled log-prob')} of a size of a tenth or more; needs {self.least_values}",
-            "widen --steps",
-        )
+        few = too_few(fewest, "sampled log-prob", "of a size of a tenth or more", self.least_values)
+        return None if few is None or self._lattices(run) else few
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning by size."""

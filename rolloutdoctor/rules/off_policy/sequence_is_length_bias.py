@@ -12,7 +12,7 @@ from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_column
 from rolloutdoctor.objective.sampler_distance import sequence_bounds
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.findings import Excluded, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, number, percent, too_few
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -172,9 +172,8 @@ class SequenceIsLengthBias(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few rows."""
-        if not sequence_bounds(context.objective) or (rows := run.count("rows")) >= self.least_rows:
-            return None
-        return Missing(f"{counted(rows, 'row')} with both log-probs; needs {self.least_rows}", "widen --steps")
+        few = too_few(run.count("rows"), "row", "with both log-probs", self.least_rows)
+        return few if sequence_bounds(context.objective) else None
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """Bound the excess of lost responses among the long ones over the short ones."""

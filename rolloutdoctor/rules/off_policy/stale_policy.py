@@ -10,7 +10,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.objective.sampler_distance import corrects_the_sampler
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, too_few
 from rolloutdoctor.rules.measures.lag_table import LEAST_TOKENS, MOST_LAGS, LagTable, counts_steps
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -241,12 +241,11 @@ class StalePolicy(TableRule):
                 "the trainer's log-probs are bit-identical to the sampler's, so they cannot show stale weights",
                 "record old_log_probs as the trainer computes them, beside rollout_log_probs",
             )
-        if table.with_lag() is not None or len(table.by_step) >= 4:
+        if table.with_lag() is not None:
             return None
-        return Missing(
-            f"{counted(len(table.by_step), 'step')} with {LEAST_TOKENS} tokens or more below probability 0.9; needs 4",
-            "record policy_version_min and policy_version_max, or more steps",
-        )
+        of = f"with {LEAST_TOKENS} tokens or more below probability 0.9"
+        remedy = "record policy_version_min and policy_version_max, or more steps"
+        return too_few(len(table.by_step), "step", of, 4, remedy)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the objective corrects for the sampler."""

@@ -11,7 +11,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.ops.change import rise
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, number, too_few
 from rolloutdoctor.rules.measures.lag_table import LEAST_TOKENS, MOST_LAGS
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -197,13 +197,8 @@ class SyncCorrupts(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps."""
-        fewest = self.lasting + 1
-        if len(run.table) >= fewest:
-            return None
-        steps = counted(len(run.table), "step")
-        return Missing(
-            f"{steps} with {LEAST_TOKENS} tokens or more below probability 0.9; needs {fewest}", "record more steps"
-        )
+        of = f"with {LEAST_TOKENS} tokens or more below probability 0.9"
+        return too_few(len(run.table), "step", of, self.lasting + 1, "record more steps")
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """A jump that a sampler some versions behind has as well."""

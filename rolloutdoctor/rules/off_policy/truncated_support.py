@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option, too_few
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
 from rolloutdoctor.rules.measures.slope_bins import common_factor, slopes_of
 from rolloutdoctor.rules.sampled_tokens import SampledTokens
@@ -140,13 +140,8 @@ class TruncatedSupport(SampledTokens):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few tokens on which a cut could show."""
-        unsure = run.count("unsure_tokens")
-        if unsure >= self.least_tokens:
-            return None
-        return Missing(
-            f"{counted(unsure, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
-            "widen --steps",
-        )
+        of = "with a probability below 0.9"
+        return too_few(run.count("unsure_tokens"), "sampled token", of, self.least_tokens)
 
     def _deviations(self, run: Measured) -> float:
         """How many standard errors the mean weight is above 1."""
