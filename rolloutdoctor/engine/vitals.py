@@ -1,7 +1,7 @@
 """The quantities of a trainer's log that its first screen shows, with the steps at which findings about them begin."""
 
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import inf
 
 import polars as pl
 
@@ -11,7 +11,7 @@ from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.results.vitals import Trend, Vital
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.numbers_rule import NumbersRule
-from rolloutdoctor.rules.series import errors_of_ends, thirds
+from rolloutdoctor.rules.series import errors_of_ends, rank_with_time, thirds
 from rolloutdoctor.rules.table import AnyRule, find
 
 SHOWN = (
@@ -90,10 +90,7 @@ def _trend(series: Sequence[float]) -> Trend:
     values, count = np.asarray(series), len(series)
     few = (float(values[0]), float(values[-1]), 0.0, inf)
     first, last, _, error = thirds(values) if count >= _FEWEST_OF_THIRDS else few
-    ups = float(sum(np.sign(values[place + 1 :] - values[place]).sum() for place in range(count)))
-    spread = sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    rank = ups / spread if spread else 0.0
-    return Trend(count, first, last, error, rank, errors_of_ends(values))
+    return Trend(count, first, last, error, rank_with_time(values), errors_of_ends(values))
 
 
 def _marks(name: str, findings: Sequence[Finding]) -> tuple[tuple[int, str], ...]:

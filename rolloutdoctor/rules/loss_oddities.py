@@ -16,10 +16,39 @@ MANY, FEW, DISTINCT = 0.4, 3, 0.01
 
 
 def zero_losses(run: Measured, context: Context, *, fewest: int) -> Oddity | None:
-    """A loss of 0 to the end, or in the lines whose rewards are equal; nothing where the log tells their spread."""
-    if tells_spread(context):
-        return None
+    """Lines that repeat; a loss of 0 to the end, or where rewards are equal, unless the log tells their spread."""
+    if (frozen := _frozen(run, fewest=fewest)) is not None or tells_spread(context):
+        return frozen
     return _stopped(run, context, fewest=fewest) or _equal_rewards(run, fewest=fewest)
+
+
+_FROZEN, OF_FROZEN = 3, ("loss", "reward", "kl", "grad_norm", "accuracy")
+"""Quantities but 0 that keep their values together, and those that are looked at: no two batches give equal ones."""
+
+
+def _frozen(run: Measured, *, fewest: int) -> Oddity | None:
+    """Several quantities that keep their values in the last half of the lines or more, and changed in each before."""
+    table = run.table.sort("step")
+    known = [name for name in OF_FROZEN if table[name].null_count() < len(table)]
+    moving = [table.filter(pl.col(name) != pl.col(name).last())["step"].max() for name in known]
+    if not known or not (since := [step for step in moving if isinstance(step, int)]):
+        return None
+    end = table.filter(pl.col("step") > max(since))
+    if len(end) < max(fewest, len(table) / 2):
+        return None
+    first = int(end["step"][0])
+    kept = [name for name in known if end[name][-1] and _stays(table, name, first, len(end))]
+    if len(kept) < _FROZEN:
+        return None
+    return Oddity(
+        severity=Severity.WARNING,
+        confirmed=False,
+        words=f"the log repeats from step {first} on: {', '.join(kept[:-1])} and {kept[-1]} keep their values in "
+        f"{len(end):,} of {counted(len(table), 'line')}",
+        advice=f"look at what is logged from step {first} on: a loop that trains no more, or one that logs old numbers",
+        why="Each batch has responses of its own, and so other numbers.",
+        onset=first,
+    )
 
 
 def _equal_rewards(run: Measured, *, fewest: int) -> Oddity | None:

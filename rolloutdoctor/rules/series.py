@@ -123,6 +123,15 @@ def errors_of_ends(values: "Values") -> float:
     return level.change / error if error else copysign(inf, level.change) if level.change else 0.0
 
 
+def rank_with_time(values: "Values") -> float:
+    """Return Kendall's rank correlation with time as a normal score: of independent noise it is a standard normal."""
+    import numpy as np
+
+    count = len(values)
+    ups = sum(float(np.sign(values[place + 1 :] - values[place]).sum()) for place in range(count))
+    return ups / sqrt(count * (count - 1) * (2 * count + 5) / 18) if count > 1 else 0.0
+
+
 def noise(values: "Values") -> float:
     """Return the standard deviation of independent noise on a slow trend, from the differences of neighbours.
 

@@ -28,9 +28,6 @@ SURE_RANK = 3.0
 STANDSTILL = "RDT016"
 """Code of the rule that says that a reward has not moved."""
 
-_ON_REWARD = frozenset({STANDSTILL, "RDT005"})
-"""Rules that say how the reward went."""
-
 _SHARES = ("truncated_share", "counted_share", "long_share")
 """Measures that are shares of the responses of a run."""
 
@@ -39,7 +36,7 @@ _BESIDE = frozenset({"learning_rate", "step_time"})
 
 
 def reasons(report: Report) -> list[Finding]:
-    """Return the findings that may be why the reward does not rise, those of half of the responses first."""
+    """Return the findings that may be why the reward does not rise, or that it rises in vain: those of much first."""
     return sorted((one for one in report.findings if one.hinders), key=lambda one: not _is_of_much(one))
 
 
@@ -70,7 +67,11 @@ def too_few(report: Report) -> Iterator[str]:
 
 
 def _is_of_much(one: Finding) -> bool:
-    return max((one.measures[name].value or 0.0 for name in _SHARES if name in one.measures), default=0.0) >= MUCH
+    """Tell whether a finding is of half of the responses, or of an accuracy that is lost."""
+    return (
+        "accuracy_last" in one.measures
+        or max((one.measures[name].value or 0.0 for name in _SHARES if name in one.measures), default=0.0) >= MUCH
+    )
 
 
 def _learned(report: Report) -> Vital | None:
@@ -80,7 +81,12 @@ def _learned(report: Report) -> Vital | None:
 
 def _is_open(report: Report) -> bool:
     """Tell whether no finding says how the reward went."""
-    return not any(one.code in _ON_REWARD or "the reward did not rise" in one.remark for one in report.findings)
+    return not any(
+        one.code == STANDSTILL
+        or (one.code == "RDT005" and one.headline.startswith("reward"))
+        or "the reward did not rise" in one.remark
+        for one in report.findings
+    )
 
 
 def _way(report: Report) -> tuple[list[str], list[str]]:

@@ -122,6 +122,26 @@ def test_a_loss_of_0_from_some_step_on(log, is_told):
 
 
 @pytest.mark.parametrize(
+    ("moving", "lines", "changes", "is_told"),
+    [
+        (10, 10, {}, True),
+        (11, 10, {}, False),
+        (9, 9, {}, False),
+        (10, 10, {"kl": 0.0}, False),
+        (10, 10, {"kl": 0.0, "grad_norm": 0.25}, True),
+    ],
+)
+def test_lines_that_repeat(moving, lines, changes, is_told):
+    ends = {"loss": 0.125, "reward": 0.5, "kl": 0.02, **changes}
+    series = {name: [end + 0.01 * step for step in range(1, moving + 1)] + [end] * lines for name, end in ends.items()}
+    found = [one for one in check_log("RDM003", **series).findings if "the log repeats" in one.headline]
+    assert [(one.severity.label, one.verdict) for one in found] == [("warning", "exposed")] * is_told
+    assert not is_told or f"from step {moving + 1} on" in found[0].headline
+    late = {name: [*values[:-1], values[-1] + 1e-6] for name, values in series.items()}
+    assert not [one for one in check_log("RDM003", **late).findings if "the log repeats" in one.headline]
+
+
+@pytest.mark.parametrize(
     ("equal", "others", "log", "is_told"),
     [
         (4, 6, {}, True),

@@ -383,6 +383,21 @@ BOUNDARIES = [
         "RDT005", "errors_of_fifths", slow_fall(100, 4.95), slow_fall(100, 5.05), ("clean", "warning"), factor=1.3
     ),
     Boundary("RDT005", "long", slow_fall(99), slow_fall(100), ("clean", "warning")),
+    near(
+        "RDT005",
+        "quarter",
+        0.25,
+        lambda x: {"accuracy": [0.8, *[0.8 * (1 - x) - 0.001, 0.8 * (1 - x)] * 6]},
+        ("clean", "info: the accuracy fell"),
+    ),
+    # Seven values that only fall, and seven of which two are the other way round.
+    Boundary(
+        "RDT005",
+        "steady",
+        {"accuracy": [0.8, 0.7, 0.6, 0.4, 0.5, 0.35, 0.3]},
+        {"accuracy": [0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3]},
+        ("clean", "info: the accuracy fell"),
+    ),
     Boundary(
         "RDT006",
         "fewest",

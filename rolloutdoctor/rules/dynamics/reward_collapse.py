@@ -11,6 +11,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.chance_cluster import is_chance_cluster
 from rolloutdoctor.rules.logged_quantities import by_step, not_logged
+from rolloutdoctor.rules.measures.accuracy_fall import lost_at_once, lost_since_start
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, shown, step_at, where_logged
 from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, falls_from_best_fifth, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
@@ -41,8 +42,10 @@ class RewardCollapse(NumbersRule):
     ends at or below the level of its start. Confirmed.
 
     Six values of an accuracy are enough if it loses half of its best level by six standard errors or three quarters by
-    four, or if the last value alone loses three quarters by six. An accuracy is a share of right answers, with at least
-    the noise of as many answers as its values show. That of evaluations is preferred to that of the training.
+    four, or if the last value alone loses three quarters by six. It is information if it ends a quarter and six
+    standard errors below the first that was logged, or fell steadily (a rank correlation with time beyond three
+    standard errors), with no value of the last third above the middle. An accuracy is a share of right answers, with at
+    least the noise of as many answers as its values show. That of evaluations is preferred to that of the training.
 
     ## What to do
     Look at what else changed at the onset: entropy, KL, truncated share, gradient norm and sampler gap of the same log.
@@ -68,6 +71,8 @@ class RewardCollapse(NumbersRule):
     errors_of_fifths: float = 5.0
     most: float = 0.75
     fraction: float = 0.5
+    quarter: float = 0.25
+    steady: float = 3.0
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without a reward and an accuracy."""
@@ -103,7 +108,8 @@ class RewardCollapse(NumbersRule):
         found = self.judge_log(rewards, context) if len(rewards.table) >= self.fewest else None
         if found is not None or len(accuracies.table) < self.fewest_evaluations:
             return found
-        return self._fall(accuracies, "accuracy") or self._last(accuracies)
+        fall = self._fall(accuracies, "accuracy") or lost_at_once(accuracies, self.errors, self.most)
+        return fall or lost_since_start(accuracies, self.errors, self.quarter, self.steady)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the best."""
@@ -150,26 +156,6 @@ class RewardCollapse(NumbersRule):
                 f"{name}_last": Measure(level.last, "reward" if name == "reward" else "1"),
                 "onset": Measure(onset, "step"),
             },
-        )
-
-    def _last(self, run: Measured) -> Judgement | None:
-        """Compare the last accuracy alone: most of it may be lost at once."""
-        values = series(run, "accuracy")
-        level = ends(values[:-1])
-        best, last = float(smoothed(values[:-1], 3).max()), float(values[-1])
-        error = max(level.noise * 2**0.5, error_of_answers(values, best, 1))
-        if best - last <= max(self.errors * error, self.most * best):
-            return None
-        step = step_at(run, -1)
-        return Judgement(
-            severity=Severity.WARNING,
-            confirmed=True,
-            headline=f"accuracy collapsed at step {step}: {from_to(best, last)}",
-            message=f"The last accuracy, of step {step}, is {number(last)}, after {number(best)}.",
-            evidence=f"{number((best - last) / error) if error else 'many'} standard errors of one value",
-            advice=f"evaluate again, and compare KL, entropy and truncated share before and after step {step}",
-            measures={"accuracy_best": Measure(best, "1"), "accuracy_last": Measure(last, "1")}
-            | {"onset": Measure(step, "step")},
         )
 
     def _lost_most(self, run: Measured, best: float, last: float) -> bool:
