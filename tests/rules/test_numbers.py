@@ -56,7 +56,12 @@ CASES = {
     "the last accuracy is lost": ("RDT005", {"accuracy": [0.9, 0.88, 0.95, 0.93, 0.96, 0.94, 0.95, 0.0]}, "warning"),
     "an accuracy dips": ("RDT005", {"accuracy": [0.9, 0.88, 0.95, 0.3, 0.1, 0.94, 0.95, 0.9]}, "clean"),
     "an accuracy of ten answers": ("RDT005", {"accuracy": [0.3, 0.1, 0.4, 0.2, 0.2, 0.1, 0.0, 0.0]}, "clean"),
-    "an accuracy that falls by a third": ("RDT005", {"accuracy": noisy([0.9] * 10 + [0.6] * 10, 0.01)}, "clean"),
+    "an accuracy that falls by a fifth": (
+        "RDT005",
+        {"accuracy": noisy([0.9] * 10 + [0.72] * 10, 0.01)},
+        "clean",
+    ),
+    "an accuracy that falls by a third": ("RDT005", {"accuracy": noisy([0.9] * 10 + [0.6] * 10, 0.01)}, "info"),
     "every group dies": ("RDT001", {"zero_variance_share": [0.1] * 50 + [1.0] * 10}, "error"),
     "groups die now and then": ("RDT001", {"zero_variance_share": [0.1, 1.0, 0.2] * 20}, "info"),
     "a constant reward": ("RDT002", {"reward": [0.25] * STEPS, "reward_std": [0.0] * STEPS}, "error"),
