@@ -36,3 +36,10 @@ def has_part(objective: Objective, part: Part) -> bool:
 def has_baseline_per_row(objective: Objective) -> bool:
     """Tell whether each response has one group baseline: some estimators have one for each token, or none."""
     return has_part(objective, Part.GROUP_BASELINE) and objective.advantage.spec.axis is Axis.ROWS
+
+
+def is_policy_alone(objective: Objective) -> bool:
+    """Tell whether the gradient by the log-probs is that of the policy term, and nothing else weighs it."""
+    kl, around = objective.kl_loss, objective.correction
+    weighs = objective.gates or objective.sampler_correction or (around.weights is not None and around.weighs)
+    return not weighs and (kl is None or kl.coef == 0)

@@ -7,7 +7,7 @@ import polars as pl
 from rolloutdoctor.io.reader_notes import NULL
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import metric_quantities
-from rolloutdoctor.metric_names.value_bounds import MEAN_RATIOS
+from rolloutdoctor.metric_names.value_bounds import BOUNDS, MEAN_RATIOS, SLACK
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, counted, number
 from rolloutdoctor.rules.table_rule import Measured
@@ -45,6 +45,19 @@ class Oddity:
     onset: int | None = None
     remark: str = ""
     hinders: bool = False
+
+
+def is_impossible(context: Context) -> pl.Expr:
+    """Tell lines (`metric`, `logged`) with a value that its quantity cannot have, beyond rounding."""
+    logged, beyond = pl.col("logged"), pl.lit(value=False)
+    for name, (low, high) in BOUNDS.items():
+        if name not in context.quantities:
+            continue
+        metric, meaning = context.quantities[name]
+        scaled = meaning.factor * logged + meaning.offset
+        is_out = scaled.is_finite() & ~scaled.is_between(low - SLACK, high + SLACK)
+        beyond |= (pl.col("metric") == metric) & is_out
+    return beyond
 
 
 def ended(run: Measured, context: Context) -> Oddity | None:

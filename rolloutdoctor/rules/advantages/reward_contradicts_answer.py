@@ -136,14 +136,8 @@ class RewardContradictsAnswer(TableRule):
         """Bound the share of contradictions."""
         found = run.count("equal_unrewarded") + run.count("other_rewarded")
         seen = run.count("equal") + run.count("other")
-        return excluded_share(
-            self.code,
-            "a share of rewards that contradict the stated answer",
-            found,
-            seen,
-            limit=self.limit,
-            of="answers",
-        )
+        effect = "a share of rewards that contradict the stated answer"
+        return excluded_share(self.code, effect, found, seen, limit=self.limit, of="answers")
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where a share of the answers contradicts, information where some do."""
@@ -156,12 +150,9 @@ class RewardContradictsAnswer(TableRule):
             return None
         is_refused = unexplained >= self.fewest and share_bound(unexplained, equal)[0] > self.share_from
         is_paid = paid >= self.fewest and share_bound(paid, other)[0] > self.share_from
-        told = []
-        if refused:
-            told.append(f"{counted(refused, 'response')} of {equal:,} that state the reference answer are not rewarded")
-        if paid:
-            told.append(f"{counted(paid, 'response')} of {other:,} that state another number are rewarded")
         words = f"{counted(unstated_paid, 'response')} of {unstated:,} that state no answer in a known way are rewarded"
+        kinds = (refused, equal, "the reference answer are not"), (paid, other, "another number are")
+        told = [f"{counted(some, 'response')} of {of:,} that state {what} rewarded" for some, of, what in kinds if some]
         told = told if refused + paid >= self.fewest else [words]
         never = refused == equal and equal > 0
         explained = refused - unexplained
@@ -178,8 +169,5 @@ class RewardContradictsAnswer(TableRule):
             advice=f"run {function} on the responses listed, and look at how it finds the answer"
             if is_refused or is_paid
             else "keep it if the reward asks for a format",
-            measures={
-                "unstated": Measure(unstated, "rows"),
-                "unstated_rewarded": Measure(unstated_paid, "rows"),
-            },
+            measures={"unstated": Measure(unstated, "rows"), "unstated_rewarded": Measure(unstated_paid, "rows")},
         )

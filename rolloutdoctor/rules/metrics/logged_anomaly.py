@@ -9,13 +9,12 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.metric_names.table import metric_quantities
-from rolloutdoctor.metric_names.value_bounds import BOUNDS, SLACK
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import LONGER_LOG, Measure
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.kl_oddities import improbable, negative, spike
 from rolloutdoctor.rules.logged_nonfinite import judge_nonfinite, nonfinite_columns
-from rolloutdoctor.rules.logged_oddities import ended, huge, impossible, without_value
+from rolloutdoctor.rules.logged_oddities import ended, huge, impossible, is_impossible, without_value
 from rolloutdoctor.rules.logged_quantities import not_logged
 from rolloutdoctor.rules.loss_oddities import STOPPED, zero_losses
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -87,23 +86,14 @@ class LoggedAnomaly(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged one whose name is known, or that is NaN or infinite somewhere."""
-        logged = pl.col("logged")
-        beyond = pl.lit(value=False)
-        for name, (low, high) in BOUNDS.items():
-            if name in context.quantities:
-                metric, meaning = context.quantities[name]
-                scaled = meaning.factor * logged + meaning.offset
-                is_out = scaled.is_finite() & ~scaled.is_between(low - SLACK, high + SLACK)
-                beyond |= (pl.col("metric") == metric) & is_out
-        is_bad = ~logged.is_finite()
+        logged, beyond, known = pl.col("logged"), is_impossible(context), list(metric_quantities(context.metrics))
+        is_bad, below = ~logged.is_finite(), self.below if context.objective is not None else self.below_of_k1
 
         def value(name: str) -> pl.Expr:
             metric, _ = context.quantities.get(name, ("", None))
             return logged.filter(pl.col("metric") == metric, logged.is_finite()).first()
 
-        is_told = pl.col("metric").is_in(list(metric_quantities(context.metrics))) | is_bad.any().over(
-            "split", "metric"
-        )
+        is_told = pl.col("metric").is_in(known) | is_bad.any().over("split", "metric")
         metrics, nonfinite = nonfinite_columns(run.metrics.filter(is_told))
         table = metrics.group_by(STEP_KEY, maintain_order=True).agg(
             *nonfinite,
@@ -112,9 +102,7 @@ class LoggedAnomaly(TableRule):
             beyond_value=logged.filter(beyond).first(),
             **{name: value(name) for name in ("kl", "grad_norm", "response_kl", *STOPPED)},
         )
-        return table.with_columns(
-            is_wrong=pl.col("kl") < -(self.below if context.objective is not None else self.below_of_k1)
-        )
+        return table.with_columns(is_wrong=pl.col("kl") < -below)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Counts of steps, and how far the largest values stand out."""

@@ -10,7 +10,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.ops.bounds import median_bound
 from rolloutdoctor.results.findings import Excluded, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, too_few
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
+
+_RATIO = pl.col("behind") / pl.col("first").clip(lower_bound=1e-6)
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,10 @@ class PackingLeak(TableRule):
             .with_columns(gap=pl.col("near") / pl.col("near_tokens"))
             .group_by(*STEP_KEY, "optim_step_id", "rank", "micro_batch_id", maintain_order=True)
             .agg(
+                pl.col("group_id", "sample_id").filter(~is_first).first(),
                 first=pl.col("gap").filter(is_first).mean(),
                 behind=pl.col("gap").filter(~is_first).median(),
                 rest=rest / rest_tokens,
-                group_id=pl.col("group_id").filter(~is_first).first(),
-                sample_id=pl.col("sample_id").filter(~is_first).first(),
                 rows=pl.len(),
             )
         )
@@ -121,7 +122,7 @@ class PackingLeak(TableRule):
         """The gap in the first rows and behind them."""
         first, behind = pl.col("first"), pl.col("behind")
         return {
-            "gap_ratio": ((behind / first.clip(lower_bound=1e-6)).median(), "1"),
+            "gap_ratio": (_RATIO.median(), "1"),
             "gap_first": (first.median(), "nats"),
             "gap_behind": (behind.median(), "nats"),
             "gap_behind_rest": (pl.col("rest").filter(pl.col("rest").is_finite()).median(), "nats"),
@@ -131,7 +132,7 @@ class PackingLeak(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Packs with the largest ratio."""
-        return table.with_columns(value=pl.col("behind") / pl.col("first").clip(lower_bound=1e-6))
+        return table.with_columns(value=_RATIO)
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Both gaps."""
@@ -146,18 +147,13 @@ class PackingLeak(TableRule):
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few packs."""
-        fewest = int(self.deviations**2)
-        if run.count("packs") >= fewest:
-            return None
-        return Missing(
-            f"{counted(run.count('packs'), 'pack')} of several rows with {self.least_tokens} of the first "
-            f"{self.first_tokens} tokens below probability 0.9; needs {fewest}",
-            "record more steps",
-        )
+        tokens = f"{self.least_tokens} of the first {self.first_tokens} tokens below probability 0.9"
+        of, fewest = f"of several rows with {tokens}", int(self.deviations**2)
+        return too_few(run.count("packs"), "pack", of, fewest, "record more steps")
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the ratio of the median pack."""
-        ratios = (run.table["behind"] / run.table["first"].clip(lower_bound=1e-6)).to_list()
+        ratios = run.table.select(_RATIO).to_series().to_list()
         return Excluded(
             code=self.code,
             effect="a gap behind the first row of a pack",

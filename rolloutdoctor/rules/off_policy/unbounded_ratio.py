@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, log
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.objective.parts import is_policy_alone
 from rolloutdoctor.objective.required_columns import has_time_axis, loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.step import StepView
 
 FAR = 3.0
@@ -100,10 +99,12 @@ class UnboundedRatio(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Look at the ratios of each row, against old log-probs and against the sampler's."""
+        from rolloutdoctor.rules.measures.far_ratios import far_ratios
+
         found = dict[str, "Tensor"]()
         for old in ("old_log_probs", "rollout_log_probs"):
             if block.has("policy_log_probs", old):
-                found |= {f"{old}/{name}": x_n for name, x_n in _far(block, old).items()}
+                found |= {f"{old}/{name}": x_n for name, x_n in far_ratios(block, old, FAR).items()}
         return found
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
@@ -115,7 +116,7 @@ class UnboundedRatio(TableRule):
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each response of a negative advantage with tokens above 3: these, and what they carry."""
         advantage, gradient = pl.coalesce("advantage", "logged_advantage"), pl.col("grad_l1")
-        is_plain = context.objective is not None and _is_policy_alone(context.objective)
+        is_plain = context.objective is not None and is_policy_alone(context.objective)
         carried = pl.col("policy_weight") * -advantage * pl.col("far_ratio") if is_plain else pl.lit(None, pl.Float64)
         own = {name: pl.col(name) for name in ("far", "largest", "trained_tokens")} | {"far_l1": carried}
         lines = rows.with_columns(
@@ -165,32 +166,3 @@ class UnboundedRatio(TableRule):
             evidence="the log-probs at the loss and those that it compares them with; the objective has no cap",
             advice="cap the ratio of negative advantages (dual clip), or bound the age of rows",
         )
-
-
-def _far(block: "TokenBlock", old: str) -> "dict[str, Tensor]":
-    """Count the trained tokens of a large ratio, add it up, and take the largest; count those whose ratio is not 1."""
-    import torch
-
-    from rolloutdoctor.ops.elementwise import is_unequal, outside
-    from rolloutdoctor.ops.segments import total_by
-
-    policy_T, other_T, offsets = block.column("policy_log_probs"), block.column(old), block.runs.offsets
-    moved_n = block.row_sum(block.trained_T & is_unequal(policy_T, other_T))
-    nothing_n = torch.zeros_like(moved_n)
-    found = {"far": nothing_n, "far_ratio": nothing_n, "largest": nothing_n - inf, "moved": moved_n}
-    places = outside(policy_T - other_T, -inf, log(FAR))
-    if places is None:
-        return found
-    log_ratio_P = policy_T[places].double() - other_T[places].double()
-    is_known_P = block.trained_T[places] & log_ratio_P.isfinite()
-    log_ratio_P, row_P = log_ratio_P[is_known_P], torch.searchsorted(offsets, places[is_known_P], right=True) - 1
-    for name, x_P in (("far", torch.ones_like(log_ratio_P)), ("far_ratio", log_ratio_P.clamp(max=80.0).exp())):
-        found[name] = total_by(row_P, x_P, len(block.runs)).double()
-    return found | {"largest": found["largest"].scatter_reduce(0, row_P, log_ratio_P, "amax")}
-
-
-def _is_policy_alone(objective: "Objective") -> bool:
-    """True if the gradient by the log-probs is that of the clipped policy term, and nothing else weighs it."""
-    kl, around = objective.kl_loss, objective.correction
-    weighs = objective.gates or objective.sampler_correction or (around.weights is not None and around.weighs)
-    return not weighs and (kl is None or kl.coef == 0)
