@@ -47,7 +47,7 @@ def test_steps_that_begin_anew_are_another_run(name, tmp_path):
     path = write(tmp_path / name, rows)
     rewards, told = read(path)
     assert rewards == {step: 0.5 + step / 10 for step in range(1, 9)}
-    assert "2 runs one after another, of 4 lines, 8 lines: the 2nd is read" in told[0]
+    assert "2 runs one after another, of 4 lines (rewards), 8 lines (rewards): the 2nd is read" in told[0]
 
 
 @pytest.mark.parametrize("epochs", [(0, 1, 2), (0, 2, 4)])

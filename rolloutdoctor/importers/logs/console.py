@@ -1,22 +1,19 @@
 """Text with numbers in it: what trainers print, among progress bars and anything else, tables, loops of one's own."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT
 from rolloutdoctor.importers.logs.forms import ANY_NAMES, Form, form_of
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import as_float
-from rolloutdoctor.importers.logs.parts_of_steps import means_of_steps, values_of_row
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
-from rolloutdoctor.importers.logs.row_names import step_of
+from rolloutdoctor.importers.logs.rows import entries_of
+from rolloutdoctor.importers.logs.runs_of_rows import one_row_a_step
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
 from rolloutdoctor.io.locations.paths import Source
@@ -92,34 +89,20 @@ def entries_of_text(text: Iterable[str], form: Form, name: str, notes: LogNotes)
     for record in form.records(bars.watched(_lengths(text, notes), records)):
         records.append(record)
         places.append(bars.lines)
-    if form in ANY_NAMES and len(joined := _by_steps(records, name, notes)) < len(records):
-        records = joined
+    counted = [at for at, record in enumerate(records) if record.step is not None]
+    if form in ANY_NAMES and len(counted) < len(records) <= 2 * len(counted):
+        # What nothing counts is of responses, where most lines are counted.
+        records, places = [records[at] for at in counted], [places[at] for at in counted]
         bars = Bars([(0, done, total) for _, done, total in bars.drawn])
-    runs = runs_in(records)
-    first, after = notes.chosen(runs, name)
-    # Lines of one step may have been joined.
-    at = first if len(places) == len(records) else 0
-    notes.begins = (places[at - 1] if at else 0, places[at]) if places else None
+    first, after = notes.chosen(runs_in(records), name)
+    notes.begins = (places[first - 1] if first else 0, places[first]) if places else None
     for record in records[first:after]:
         notes.planned(record.total_steps)
-    yield from numbered(records[first:after], bars.between(first, after), name, notes, growing=reading.is_growing())
+    rows = numbered(records[first:after], bars.between(first, after), name, notes, growing=reading.is_growing())
+    for row, where in one_row_a_step(rows, name, notes) if form in ANY_NAMES else rows:
+        yield from entries_of(row, where, notes)
     for sentence in form.remarks:
         notes.tell(f"{name}: {sentence}")
-
-
-def _by_steps(records: Sequence[Printed], name: str, notes: LogNotes) -> list[Printed]:
-    """Return lines of steps, where some of each are of its samples."""
-    if any(record.step is None or record.split != TRAIN for record in records):
-        return [*records]
-    first = {record.step: record for record in reversed(records)}
-    rows = [({"step": record.step, **record.values}, "") for record in records]
-    found = [(step_of(row), values_of_row(row)) for row, _ in means_of_steps(rows, name, notes)]
-    if len(found) == len(rows):
-        return [*records]
-    return [
-        replace(first[step], values={name: as_float(value) for name, value in values.items() if name != "step"})
-        for step, values in found
-    ]
 
 
 def _lengths(text: Iterable[str], notes: LogNotes) -> Iterator[str]:

@@ -59,15 +59,6 @@ class DictForm:
     remarks: tuple[str, ...] = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
-        """Yield the dicts that log numbers; what nothing counts is left out where most are counted."""
-        found = self._found(lines)
-        if self.numbering is None and not self.names:
-            every = [*found]
-            counted_ones = [record for record in every if record.step is not None]
-            found = iter(counted_ones if 2 * len(counted_ones) >= len(every) else every)
-        yield from found
-
-    def _found(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the dicts that log numbers; the summary at the end of a training only where there is nothing else."""
         summary: list[Printed] | None = []
         for line in _joined(lines):

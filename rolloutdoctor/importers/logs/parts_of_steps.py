@@ -40,13 +40,13 @@ _EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL = map(
 """Counts of groups with equal rewards; of those whose responses all pass, all fail, or differ, which add up to all."""
 
 
-def values_of_row(row: Mapping[str, object]) -> dict[str, object]:
+def values_of_row(row: Mapping[str, object]) -> dict[str, float | None]:
     """Return the metrics of a row by name."""
-    if is_long(row):
-        return {str(row["name"]): row["value"]}
-    data = row.get("data")
+    data = {str(row["name"]): row["value"]} if is_long(row) else row.get("data")
     named = data if isinstance(data, dict) else row
-    return {name: value for name, value in named.items() if is_number(value) and value is not None}
+    return {
+        name: number for name, value in named.items() if is_number(value) and (number := as_float(value)) is not None
+    }
 
 
 def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:

@@ -1,6 +1,6 @@
 """The runs in a text, one after another: by what their lines say, and where they begin anew."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from rolloutdoctor.data.step_key import TRAIN
@@ -14,6 +14,10 @@ _OF_POLICY = ("reward", "kl", "clip_ratio", "completions/")
 
 def runs_in(records: Sequence[Printed]) -> list[RunOfText]:
     """Return the runs of a text, from which line to which; what a resumed run repeats is in it twice."""
+    steps = [record.step or 0 for record in records]
+    if len({*steps}) >= _FEWEST and steps == sorted(steps, reverse=True):
+        # The last line comes first.
+        return [RunOfText(0, len(records))]
     runs: list[RunOfText] = []
     start, last = 0, _Last()
     for place, record in enumerate(records):
@@ -24,6 +28,9 @@ def runs_in(records: Sequence[Printed]) -> list[RunOfText]:
             last.take(record)
     return [*runs, RunOfText(start, len(records), last.kind)] if records else []
 
+
+_FEWEST = 3
+"""Steps that fall from the first line to the last one, and do not begin anew."""
 
 _FAR = 3
 """How many times its second step a run has done before the same step is the second one of another run."""
@@ -45,12 +52,12 @@ class _Last:
     def is_other(self, record: Printed) -> bool:
         """Tell whether a line is of another run: other reward functions, another task, or it begins anew."""
         mine, kind = _functions(frozenset(record.values)), _kind(record)
-        if self.functions and mine and not mine <= self.functions and not mine >= self.functions:
-            return True
         epoch = record.values.get("epoch")
         place = epoch if record.step is None else record.step
         # Lines of one step may be of several parts of it.
         falls = place is not None and self.place is not None and place < self.place
+        if self.functions and mine and not mine <= self.functions and not mine >= self.functions:
+            return falls or record.step is None
         if self.kind and kind and kind != self.kind and falls:
             return True
         if record.step is None:
@@ -60,18 +67,12 @@ class _Last:
         if first is None or len(self.first) > 1:
             return False
         if record.step <= first:
-            return any(
-                record.values[name] != self.at_first[name] for name in record.values.keys() & self.at_first.keys()
-            )
+            # Until there is another step lines may be of parts of the first one.
+            return (falls or first < self.furthest) and _differ(record.values, self.at_first)
         # Before its first step a run may be evaluated once; what goes on from there is far behind its end.
-        return (
-            self.second is not None
-            and record.step <= self.second[0]
-            and self.furthest > _FAR * record.step
-            and any(
-                record.values[name] != self.second[1][name] for name in record.values.keys() & self.second[1].keys()
-            )
-        )
+        second, is_far = self.second or (0, self.at_first), self.furthest > _FAR * record.step
+        is_evaluated = not second[1].keys() <= self.at_first.keys()
+        return is_evaluated and is_far and record.step <= second[0] and _differ(record.values, second[1])
 
     def take(self, record: Printed) -> None:
         """Add a line."""
@@ -89,10 +90,14 @@ class _Last:
                 self.second = record.step, dict(record.values)
 
 
+def _differ(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    return any(one[name] != other[name] for name in one.keys() & other.keys())
+
+
 @lru_cache(maxsize=64)
 def _functions(names: frozenset[str]) -> frozenset[str]:
-    """The reward functions of a line; most lines have the names of the one before."""
-    return frozenset(functions(names))
+    """The reward functions of a line, none of a single number; most lines have the names of the one before."""
+    return frozenset(functions(names)) if len(names) > 1 else frozenset()
 
 
 def _kind(record: Printed) -> str:

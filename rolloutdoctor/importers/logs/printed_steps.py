@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import NoNumber
+from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.printed import Printed
-from rolloutdoctor.importers.reading import cells
 
 _BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
 _MOST_BARS = 8
@@ -38,8 +36,8 @@ class Bars:
         return Bars([(at - first, done, total) for at, done, total in self.drawn if first <= at <= after])
 
 
-def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes, *, growing: bool) -> Iterator[Entry]:
-    """Yield the lines of one run with their steps.
+def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes, *, growing: bool) -> Sequence[Row]:
+    """Return the lines of one run with their steps.
 
     A line without a step has that of the progress bar that was drawn before it. Where none is drawn before each, but
     one says how many steps there were, and the lines are that number's share, steps are counted; else lines are
@@ -63,12 +61,13 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
     if every is None and steps is None and not is_undecided and all(record.step is None for record in records):
         notes.counted_steps = True
         notes.tell(f"{name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
-    step = before
+    step, rows = before, list[Row]()
     for place, record in enumerate(records):
         counted = step + (every or 1) * (record.split == TRAIN)
         step = record.step if record.step is not None else counted if steps is None else steps.get(place, step)
-        odd = {name: NoNumber(cells.shown(text), f"step {step}") for name, text in record.texts.items()}
-        yield step, record.split, {**record.values, **odd}
+        split = {} if record.split == TRAIN else {"split": record.split}
+        rows.append(({**record.values, **record.texts, **split, "step": step}, f"step {step}"))
+    return rows
 
 
 def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None, int]:

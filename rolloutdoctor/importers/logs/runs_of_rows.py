@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from rolloutdoctor.data.step_key import EVAL
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.counters import through_epochs
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
-from rolloutdoctor.importers.logs.numbers import as_float
 from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, values_of_row, with_shares
 from rolloutdoctor.importers.logs.printed import Printed
-from rolloutdoctor.importers.logs.row_names import RUNS, counter_of, step_of
+from rolloutdoctor.importers.logs.printed_runs import runs_in
+from rolloutdoctor.importers.logs.row_names import RUNS, counter_of
 from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.logs.rows_with_steps import with_steps, without_summary
 
@@ -31,8 +31,19 @@ def entries_of_rows(rows: Sequence[Row], name: str, notes: LogNotes, *, is_print
 def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
     named = _name_of_run(rows)
     if named is None:
-        rows = _through_epochs(rows)
-        found = _by_steps(rows)
+        counters = [counter_of(row) or ("", None) for row, _ in rows]
+        splits = [EVAL if row.get("split") == EVAL else TRAIN for row, _ in rows]
+        records = through_epochs(
+            [
+                Printed(values_of_row(row), step, split)
+                for (row, _), (_, step, *_), split in zip(rows, counters, splits, strict=True)
+            ]
+        )
+        rows = [
+            (row if record.step == step else {**row, named: record.step}, where)
+            for (row, where), (named, step, *_), record in zip(rows, counters, records, strict=True)
+        ]
+        found = runs_in(records)
     else:
         runs: dict[str, list[Row]] = {}
         for row, where in rows:
@@ -42,8 +53,12 @@ def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
         ends = list(accumulate(map(len, runs.values())))
         found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
     first, after = notes.chosen(found, name)
-    of_run = without_summary(rows[first:after], name, notes)
-    return with_shares(means_of_steps(of_run, name, notes), name, notes)
+    return one_row_a_step(without_summary(rows[first:after], name, notes), name, notes)
+
+
+def one_row_a_step(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return one row for each step of a run, with what its rows say of it together; `notes` takes what was done."""
+    return with_shares(means_of_steps(rows, name, notes), name, notes)
 
 
 def _name_of_run(rows: Sequence[Row]) -> str | None:
@@ -53,38 +68,3 @@ def _name_of_run(rows: Sequence[Row]) -> str | None:
         if all(isinstance(value, (str, int)) for value in values) and 1 < len({*values}) <= len(values) / 2:
             return name
     return None
-
-
-def _through_epochs(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return rows with steps that go on where a loop counts them anew in each epoch."""
-    found = [counter_of(row) or ("", None) for row, _ in rows]
-    records = [
-        Printed({"epoch": as_float(row.get("epoch"))}, step)
-        for (row, _), (_, step, *_) in zip(rows, found, strict=True)
-    ]
-    steps = [record.step for record in through_epochs(records)]
-    return [
-        (row if step == before else {**row, named: step}, where)
-        for (row, where), (named, before, *_), step in zip(rows, found, steps, strict=True)
-    ]
-
-
-def _by_steps(rows: Sequence[Row]) -> list[RunOfText]:
-    """Cut where a step is not above the first one of its run any more, though others were, and has other values."""
-    runs: list[RunOfText] = []
-    start, first, last = 0, 0, 0
-    at_first: dict[str, object] = {}
-    for place, (row, _) in enumerate(rows):
-        step = step_of(row)
-        if step is None or row.get("split") == EVAL:
-            continue
-        values = values_of_row(row)
-        if at_first and step <= first < last and any(values[one] != at_first[one] for one in values & at_first.keys()):
-            runs.append(RunOfText(start, place))
-            start, at_first = place, {}
-        if not at_first:
-            first = step
-        last = step
-        if step == first:
-            at_first |= values
-    return [*runs, RunOfText(start, len(rows))] if rows else []
