@@ -7,6 +7,7 @@ from pathlib import Path
 from rolloutdoctor.importers.logs.row_names import STEPS
 from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.importers.single_responses import described
 
 KNOWN = (
     "known are run files (Parquet), dumps of trainers (`--from ?` lists them), and logs: trainer_state.json, CSV or "
@@ -60,6 +61,8 @@ def not_understood(path: Path) -> str | None:
         return next((f"{one.name} there is {words}" for one in inside if (words := _of_another(one))), None)
     if not path.is_file():
         return None
+    if (responses := described(path)) is not None:
+        return responses
     first = lines.first_object(path)
     if first is not None:
         return _of_another(path) or f"JSON Lines, but no rollouts that are known; {advice(first)}"

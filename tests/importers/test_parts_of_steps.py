@@ -7,6 +7,7 @@ import pytest
 import rolloutdoctor as rd
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import Source
 
 
@@ -172,10 +173,27 @@ def test_samples_that_show_the_beginning_of_a_response(tmp_path, write):
     assert told == [f"{path}: 4 rows are of one step each: their means are read"]
 
 
-def test_samples_that_are_counted_one_by_one_are_no_steps(tmp_path):
+@pytest.mark.parametrize("write", [json.dumps, lambda rows: "".join(json.dumps(row) + "\n" for row in rows)])
+@pytest.mark.parametrize(
+    ("more", "came"),
+    [
+        (0.0, "their mean has not moved: 1.38 in the first third, 1.62 in the last (-0.71 to +1.2); "),
+        (0.1, "their mean rose: 1.98 in the first third, 4.92 in the last (+1."),
+        (-0.1, "their mean fell: 0.785 in the first third, -1.68 in the last (-3."),
+    ],
+)
+def test_samples_that_are_counted_one_by_one_are_no_steps(tmp_path, write, more, came):
     path = tmp_path / "log.json"
-    path.write_text(json.dumps(samples(1)))
+    rows = [{**row, "reward": row["reward"] + more * place} for place, row in enumerate(samples(1))]
+    path.write_text(write(rows))
     assert kind_of(path) is None
+    assert (not_understood(path) or "").startswith(
+        f"40 rewards of one response each, of which nothing says the step of the training: {came}"
+    )
+    # One that is left out, or the whole responses.
+    for others in (rows[:20] + rows[21:], [{**row, "response": "a b c"} for row in rows]):
+        path.write_text(write(others))
+        assert not (not_understood(path) or "").startswith("40 rewards")
 
 
 def test_samples_with_all_of_a_response_are_no_log(tmp_path):
