@@ -58,7 +58,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout|ppo|grpo|env|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats)(?![a-z])|/(mean|avg|average)$"
+    r"^(train|rollout|ppo|grpo|env|losses|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats)(?![a-z])|/(mean|avg|average)$"
 )
 """What says that a number is a mean, of the training, or whose: ``skyrl.ai/grad_norm``."""
 

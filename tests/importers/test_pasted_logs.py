@@ -115,6 +115,19 @@ def test_a_training_that_still_runs_has_the_steps_of_its_progress_bar(tmp_path):
     assert told == []
 
 
+@pytest.mark.parametrize("at", [20, 60, 85, 105, 119])
+def test_a_bar_that_the_terminal_broke_is_put_together(tmp_path, at):
+    shown = (
+        "[losses/total_loss: 0.{0} | losses/policy_loss: -0.15 | losses/value_loss: 3.41]:  54%|█████     | 3{0}/6400 "
+    )
+    drawn = [f"{shown.format(place)}[14:30:53<3:14:06,  3.96s/it]" for place in (10, 20, 30)]
+    text = "".join(f"{line[:at]}\n{line[at:]}[RANK 0] Collecting rollouts\n" for line in drawn)
+    _, found, _ = read(tmp_path, text)
+    assert [step for step, _ in found] == [310, 320, 330]
+    assert [values["losses/total_loss"] for values in found.values()] == [0.1, 0.2, 0.3]
+    assert {understood(values)["policy_loss"][0] for values in found.values()} == {"losses/policy_loss"}
+
+
 def test_lines_that_come_later_than_their_bars_are_counted(tmp_path):
     """Standard output into a file is written in blocks, and the bars of standard error are not."""
     logged = [f"{{'loss': 0.5, 'reward': {step}, 'epoch': {round(step / 107, 2)}}}\n" for step in range(5, 107, 5)]

@@ -24,6 +24,7 @@ _BAR = re.compile(rf"^(?P<label>[^|]{{0,300}}?(?:\|[^|%]{{1,100}}){{0,8}}?)[:\s]
 BAR = re.compile(rf"^[^|]{{0,300}}?(?:\|[^|%]{{1,100}}){{0,8}}?(?<![0-9]){_COUNT}\]?")
 """A bar with what it shows, as a part of a line that is not only one."""
 
+_LABEL = re.compile(r"\]:\s{0,8}[0-9]{0,3}%?\s{0,2}$")
 _ROUND = re.compile(r"\[([0-9]{1,9})/([0-9]{1,9})\]")
 _NAMED = re.compile(r"(?i)(?<![a-z])(?:iteration|iter|step|update)[ #:=]{1,3}([0-9]{1,12})(?![0-9/.])")
 _DIGITS = re.compile(r"[-+]?[0-9][0-9.e+-]*|nan|inf")
@@ -76,8 +77,11 @@ class ProgressBars:
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield what the bar showed last at each count."""
         bars: dict[str, _Bar] = {}
+        broken = ""
         for line in lines:
-            match = _BAR.match(line) if "%|" in line and len(line) <= LONGEST_LINE else None
+            # A terminal that is narrower than the bar breaks it into two lines.
+            match = (_bar_in(f"{broken}{line}") if broken else None) or _bar_in(line)
+            broken = line.rstrip("\r\n") if match is None and _is_open(line) else ""
             if match is None:
                 continue
             found = [*pairs(match["label"]), *pairs(match["shown"] or "")]
@@ -88,6 +92,16 @@ class ProgressBars:
         best = max(bars.values(), key=_worth, default=_Bar())
         for step, values in best.shown.items():
             yield Printed(values, step, total_steps=best.total)
+
+
+def _bar_in(line: str) -> re.Match[str] | None:
+    return _BAR.match(line) if "%|" in line and len(line) <= LONGEST_LINE else None
+
+
+def _is_open(line: str) -> bool:
+    """Tell a line that ends within a bar: with an open bracket, or after its label."""
+    is_open = line.count("[") > line.count("]") or "%|" in line or _LABEL.search(line[-20:]) is not None
+    return is_open and len(line) <= LONGEST_LINE
 
 
 def _worth(bar: _Bar) -> tuple[bool, int]:
