@@ -266,6 +266,23 @@ BOUNDARIES = [
         *({"reward": [0.0] * steps, "reward_std": [0.0] * steps} for steps in (2, 3)),
         ("warning", "error"),
     ),
+    # Nothing is learned from one reward throughout if no step has a gradient, printed with three decimals or more.
+    Boundary(
+        "RDT002",
+        "coarse",
+        *(
+            {
+                "reward": [0.0] * 10,
+                "entropy": [round(0.4321 + 0.01337 * step, decimals) for step in range(10)],
+                "kl": [round(0.1234 + 0.01271 * step, decimals) for step in range(10)],
+                "grad_norm": [0.0] * 10,
+            }
+            for decimals in (2, 4)
+        ),
+        ("warning", "error"),
+        "trl",
+        factor=10.0,
+    ),
     # Of a log with two decimals a deviation of 0 may be half a hundredth.
     Boundary(
         "RDT002",

@@ -26,11 +26,11 @@ class ConstantReward(NumbersRule):
 
     ## How it is measured
     One value of the reward in ten or more logged steps is an error if the standard deviation of the rewards is logged
-    as 0, or every group is zero-variance; else a warning: batches have equal means if a reward is standardized before
-    it is logged. Confirmed if the deviation is logged. In fewer lines, down to one, a reward that is exactly 0 in all
-    of them is a warning if the mean advantage or return is 0 too, or the spread is 0, which in three lines or more is
-    an error; functions whose mean and deviation are exactly 0 in all of them are information, and so are those with a
-    mean of 0 and no deviation in two lines or more.
+    as 0, every group is zero-variance, the smallest reward is the largest, or no step has a gradient, and is confirmed
+    then; else a warning: batches have equal means if a reward is standardized before it is logged. In fewer lines,
+    down to one, a reward that is exactly 0 in all of them is a warning if the mean advantage or return is 0 too, or the
+    spread is 0, which in three lines or more is an error; functions whose mean and deviation are exactly 0 in all of
+    them are information, and so are those with a mean of 0 and no deviation in two lines or more.
 
     For a single reward function, a value that holds from some step to the end of the log, for at least ten steps and
     half of the log, and not by chance, is a warning if it is 0 or less from the first step, or below what the function
@@ -51,7 +51,7 @@ class ConstantReward(NumbersRule):
     name = "constant-reward"
     references = ("https://github.com/huggingface/trl/issues/2703",)
     about = ("reward",)
-    beside = ("reward_std", "zero_variance_share", "reward_min", "reward_max", "advantage", "return")
+    beside = ("reward_std", "zero_variance_share", "reward_min", "reward_max", "advantage", "return", "grad_norm")
 
     lasting: int = 3
     coarse: float = 1e-3
@@ -84,8 +84,7 @@ class ConstantReward(NumbersRule):
         names, is_zero = zero_functions(table, context, self.coarse)
         if not names:
             return None
-        first = step_at(run, 0)
-        where = f"step {first}" if len(table) == 1 else f"all {len(table):,} logged steps"
+        where = f"step {step_at(run, 0)}" if len(table) == 1 else f"all {len(table):,} logged steps"
         listed = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
         gave = "gave 0 to every response of" if is_zero else f"{'has' if len(names) == 1 else 'have'} a mean of 0 in"
         return Judgement(
@@ -105,11 +104,8 @@ class ConstantReward(NumbersRule):
         """Judge few lines in which every reward, advantage and return is 0: one is enough."""
         names = [name for name in ("reward", "advantage", "return") if name in context.quantities]
         table = run.table
-        equal = [
-            table["reward_min"] == table["reward_max"],
-            table["reward_std"] == 0,
-            table["zero_variance_share"] == 1,
-        ]
+        extremes = table["reward_min"] == table["reward_max"]
+        equal = [extremes, table["reward_std"] == 0, table["zero_variance_share"] == 1]
         proved = any(flags.fill_null(value=False).all() for flags in equal)
         # No reward is so small that it is printed as 0, but a mean of few rewards above 0 may be.
         is_zero = [(table[name] == 0).all() and (proved or not is_rounded(context, name)) for name in names]
@@ -136,21 +132,27 @@ class ConstantReward(NumbersRule):
         rewards = series(run, "reward")
         if np.ptp(rewards) > 0:
             return self._of_functions(run, context)
-        spread, share = logged(run, "reward_std"), logged(run, "zero_variance_share")
-        flat = spread is not None and not spread.any() and not is_rounded(context, "reward_std")
-        flat |= share is not None and bool(share.min() == 1)
-        value = number(float(rewards[0]))
+        flat, value = self._flat(run, context), number(float(rewards[0]))
         return Judgement(
             severity=Severity.ERROR if flat else Severity.WARNING,
-            confirmed=flat,
+            confirmed=bool(flat),
             headline=f"the reward is {value} in all {len(rewards):,} logged steps"
-            + (": nothing is learned" if flat else ""),
-            message=f"The reward is {value} in {counted(len(rewards), 'logged step')}"
-            + (": the rewards of every group are equal, so every advantage is 0." if flat else "."),
-            evidence="the logged reward std is 0, or every group is zero-variance" if flat else "the logged rewards",
+            + ": nothing is learned" * bool(flat),
+            message=f"The reward is {value} in {counted(len(rewards), 'logged step')}{flat and f': {flat}'}.",
+            evidence="the logged rewards, their spread and the gradient norm" if flat else "the logged rewards",
             advice="run the reward function on some responses: check what it returns and which exceptions it swallows",
             measures={"onset": Measure(step_at(run, 0), "step")},
         )
+
+    def _flat(self, run: Measured, context: Context) -> str:
+        """Say why nothing is learned from a reward that never changes; empty where nothing shows it."""
+        spread, share, norm = (logged(run, name) for name in ("reward_std", "zero_variance_share", "grad_norm"))
+        equal = spread is not None and not spread.any() and not is_rounded(context, "reward_std")
+        extremes = (run.table["reward_min"] == run.table["reward_max"]).fill_null(value=False)
+        if equal or (share is not None and share.min() == 1) or extremes.all():
+            return "the rewards of every group are equal, so every advantage is 0"
+        still = norm is not None and not norm.any() and not is_rounded(context, "grad_norm", self.coarse)
+        return "the gradient norm is 0 in every step" if still else ""
 
     def _of_functions(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the functions of a reward that changes."""
