@@ -1,9 +1,9 @@
 """RDO003: log-probs of sampler and trainer at different temperatures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.bounds import reach
 from rolloutdoctor.results.findings import Excluded, Severity
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.measures.sampled_rows import Sample
     from rolloutdoctor.rules.step import StepView
 
 
@@ -125,12 +124,12 @@ class TemperatureMismatch(TableRule):
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Count the slopes of each step, and how its tokens fit the entropy."""
+        from rolloutdoctor.rules.measures.calibration import calibration, unmoved
+
         sample, alone = steps.sample(self.code), steps.sample(self.code, ALONE)
         if alone is not None:
-            return steps.values(
-                tokens=alone.tokens_by_step.size,
-                **_calibration(_unmoved(alone), steps.fresh_N, steps.batch.first_part_N),
-            )
+            fits = calibration(unmoved(alone, MOVED), steps.fresh_N, steps.batch.first_part_N)
+            return steps.values(tokens=alone.tokens_by_step.size, **fits)
         if sample is None:
             return steps.nothing(dict)
         own, other = sample.squares
@@ -141,7 +140,7 @@ class TemperatureMismatch(TableRule):
             own=own,
             other=other,
             product=sample.product,
-            **_calibration(sample, steps.fresh_N),
+            **calibration(sample, steps.fresh_N),
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -162,21 +161,22 @@ class TemperatureMismatch(TableRule):
         """Too few contexts, or too noisy ones."""
         if self._is_scaled(slopes_of(run.table)) or self._is_drawn_otherwise(run):
             return None
-        remedy = "widen --steps, or record response_ids, which show further contexts that siblings share"
-        contexts = run.count("contexts")
-        if "rollout_log_probs" not in context.columns:
-            square, entropy, calibrated = totals(run.table, "surprise_square", "entropy", "calibrated")
-            # A temperature that moves the entropy by a tenth would show in so many standard errors.
-            if square and self.least_deviations * sqrt(square) <= self.least_excess * entropy:
-                return None
-            remedy = "widen --steps, or record rollout_log_probs"
-            return Missing(f"{counted(calibrated, 'token')} with a logged entropy are too few to tell", remedy)
-        if contexts < self.least_contexts:
-            return Missing(
-                f"responses continue differently at {counted(contexts, 'shared context')}; needs {self.least_contexts}",
-                remedy,
+        if "rollout_log_probs" in context.columns:
+            contexts, needed = run.count("contexts"), self.least_contexts
+            return (
+                None
+                if contexts >= needed
+                else Missing(
+                    f"responses continue differently at {counted(contexts, 'shared context')}; needs {needed}",
+                    "widen --steps, or record response_ids, which show further contexts that siblings share",
+                )
             )
-        return None
+        square, entropy, calibrated = totals(run.table, "surprise_square", "entropy", "calibrated")
+        # A temperature that moves the entropy by a tenth would show in so many standard errors.
+        if square and self.least_deviations * sqrt(square) <= self.least_excess * entropy:
+            return None
+        few = f"{counted(calibrated, 'token')} with a logged entropy are too few to tell"
+        return Missing(few, "widen --steps, or record rollout_log_probs")
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """Bound the difference of the sampler's temperature from the trainer's, or of -log p from the entropy."""
@@ -276,53 +276,21 @@ class TemperatureMismatch(TableRule):
 
     def _drawn_otherwise(self, run: Measured, context: Context, stated: float | None) -> Judgement:
         share = run["surprise_share"] or 0.0
-        above = share > 0
+        above, alone = share > 0, "rollout_log_probs" not in context.columns
         cause = "a higher temperature" if above else "a lower temperature (or with top-p, top-k, min-p)"
-        at = "" if stated is None or stated == 1 else f"; the recorded temperature is {stated:g}"
-        excess = percent(abs(share))
-        alone = "rollout_log_probs" not in context.columns
+        is_other = stated is not None and stated != 1
+        agree, whose = ("", "the") if alone else ("sampler and trainer agree, but ", "both")
         (calibrated,) = totals(run.table, "calibrated")
         return Judgement(
             severity=Severity.WARNING,
-            confirmed=stated is not None and stated != 1 and above == (stated > 1),
-            headline=f"tokens were sampled at {cause} than {'the' if alone else 'both'} log-probs assume",
+            confirmed=stated is not None and is_other and above == (stated > 1),
+            headline=f"tokens were sampled at {cause} than {whose} log-probs assume",
             message=(
-                ("" if alone else "sampler and trainer agree, but ")
-                + f"the mean of -log p is {excess} {'above' if above else 'below'} the mean entropy: tokens were "
-                f"sampled at {cause}, but {'the' if alone else 'both'} log-probs are the raw model's{at}"
-            ),
+                f"{agree}the mean of -log p is {percent(abs(share))} {'above' if above else 'below'} the mean entropy: "
+                f"tokens were sampled at {cause}, but {whose} log-probs are the raw model's"
+            )
+            + (f"; the recorded temperature is {stated:g}" if is_other else ""),
             evidence=f"{number(run['surprise_deviations'])} standard errors over {counted(calibrated, 'token')} with a "
             "logged entropy",
             advice="let the engine return processed log-probs, and divide the trainer's logits by the temperature",
         )
-
-
-def _unmoved(sample: "Sample") -> "Sample":
-    """Leave out the entropies of rows whose policy is another one than that of their old log-probs."""
-    import numpy as np
-
-    if sample.entropy is None:
-        return sample
-    moved = sample.by_row(np.where(np.isfinite(sample.entropy), sample.size, 0.0))
-    is_own = moved <= MOVED * sample.by_row(np.nan_to_num(sample.entropy))
-    return replace(sample, entropy=np.where(sample.runs.spread(is_own), sample.entropy, np.nan))
-
-
-def _calibration(sample: "Sample", *chosen_N: "Tensor | None") -> dict[str, Any]:
-    """Compare the tokens of each step with the logged entropy, for all rows and for those chosen, ``[N]`` bool each."""
-    import numpy as np
-
-    if sample.entropy is None:
-        return {}
-    known = np.isfinite(sample.entropy)
-    for one_N in chosen_N:
-        if one_N is not None:
-            known &= sample.runs.spread(one_N.cpu().numpy()[sample.row])
-    entropy = np.where(known, sample.entropy, 0.0)
-    surprise = sample.by_row(np.where(known, -sample.trainer - entropy, 0.0))
-    return {
-        "calibrated": sample.tokens_by_step.count(known),
-        "surprise": sample.by_step.sum(surprise),
-        "surprise_square": sample.by_step.sum(np.square(surprise)),
-        "entropy": sample.tokens_by_step.sum(entropy),
-    }
