@@ -181,43 +181,31 @@ class DeadGroups(TableRule):
         if not dead:
             return None
         ends, advice = ends_of_groups(run)
-        if dead == groups >= self.fewest:
-            return Judgement(
-                severity=Severity.ERROR,
-                confirmed=True,
-                headline=(
-                    f"all {groups:,} groups are zero-variance: every reward in a group is equal, so every advantage "
-                    "is 0"
-                ),
-                message=(
-                    f"{counted(groups, 'group')} ({counted(int(table['rows'].sum()), 'response')}) have equal "
-                    f"rewards: {ends}"
-                ),
-                evidence="the rewards of the rows, compared exactly",
-                advice=advice
-                or (
-                    "call the reward function on some responses to one prompt: it may be constant, its parser may "
-                    "find no answer, or the prompts may be all solved or all too hard"
-                ),
-            )
         failed = run["failed_groups"] or 0
         fails = failed >= self.fewest and failed >= self.failing_from * groups
-        share = f"{percent(run['dead_share'])} of {counted(groups, 'group')} are zero-variance"
+        if dead == groups >= self.fewest:
+            severity, responses = Severity.ERROR, counted(int(table["rows"].sum()), "response")
+            headline = (
+                f"all {groups:,} groups are zero-variance: every reward in a group is equal, so every advantage is 0"
+            )
+            message = f"{counted(groups, 'group')} ({responses}) have equal rewards: {ends}"
+            otherwise = "call the reward function on some responses to one prompt: it may be constant, its parser may "
+            otherwise += "find no answer, or the prompts may be all solved or all too hard"
+        else:
+            severity = Severity.WARNING if fails else Severity.INFO
+            share = f"{percent(run['dead_share'])} of {counted(groups, 'group')} are zero-variance"
+            headline = f"every response failed in {failed:,} of {groups:,} groups, whose rewards are all equal"
+            headline = headline if fails else f"{share}: all their rewards are equal"
+            message = told_of_groups(ends, run, context, _logged_name(context))
+            otherwise = "use harder or easier prompts, larger groups, or dynamic sampling (DAPO), which drops "
+            otherwise += "zero-variance groups"
         return Judgement(
-            severity=Severity.WARNING if fails else Severity.INFO,
+            severity=severity,
             confirmed=True,
-            headline=(
-                f"every response failed in {failed:,} of {groups:,} groups, whose rewards are all equal"
-                if fails
-                else f"{share}: all their rewards are equal"
-            ),
-            message=told_of_groups(ends, run, context, _logged_name(context)),
+            headline=headline,
+            message=message,
             evidence="the rewards of the rows, compared exactly",
-            advice=advice
-            or (
-                "use harder or easier prompts, larger groups, or dynamic sampling (DAPO), which drops zero-variance "
-                "groups"
-            ),
+            advice=advice or otherwise,
         )
 
 
