@@ -122,7 +122,8 @@ class AdvantageBlowUp(TableRule):
         """Sums over the advantages of each step, and the rows of which one is beyond the bound."""
         lines, excess, seen = self._compared(rows, context), pl.col("excess"), pl.col("seen")
         beyond, noise, place, logged = excess > 1, pl.col("is_noise"), pl.col("compared"), pl.col("logged")
-        shown = ("undivided", "least", "most")
+        # The largest that rounding can make of those beyond the bound.
+        shown, farthest = ("undivided", "least", "most"), pl.col("most").filter(beyond)
         sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
             rows=beyond.sum(),
             groups=place.filter(beyond).n_unique(),
@@ -138,7 +139,7 @@ class AdvantageBlowUp(TableRule):
             beyond_logged=logged.filter(beyond).count(),
             top_share=pl.max("top_share"),
             of_siblings=pl.col("undivided").count(),
-            **{f"farthest_{name}": pl.col(name).filter(beyond).sort_by(_most(beyond)).last() for name in shown},
+            **{f"farthest_{name}": pl.col(name).filter(beyond).sort_by(farthest).last() for name in shown},
         )
         places = lines.filter(beyond).select(*NAMES, "logged", "advantage", *shown, "excess", value="excess")
         return with_places(sums, places, context)
@@ -265,11 +266,6 @@ class AdvantageBlowUp(TableRule):
         )
 
 
-def _most(beyond: pl.Expr) -> pl.Expr:
-    """The largest that rounding can make of the advantages beyond the bound."""
-    return pl.col("most").filter(beyond)
-
-
 def _is_bounded(objective: "Objective") -> bool:
     """Return True if a deviation of the group, or of the row's siblings, is what scores are divided by."""
     rule = objective.advantage
@@ -278,48 +274,35 @@ def _is_bounded(objective: "Objective") -> bool:
 
 def _of_siblings(run: Measured) -> Judgement:
     """Judge rows that are divided by what rounding makes of a standard deviation of 0: confirmed where logged."""
-    logged, rows, times = (
-        int(run.table["beyond_logged"].sum()),
-        counted(run.count("rows"), "row"),
-        number(run["times_bound"]),
-    )
+    logged, rows = int(run.table["beyond_logged"].sum()), counted(run.count("rows"), "row")
     farthest = run.table.filter(pl.col("rows") > 0).sort("farthest_most", maintain_order=True).tail(1)
     exact, least, most = (number(farthest[f"farthest_{name}"].item()) for name in ("undivided", "least", "most"))
-    decides = (
-        f"for {rows} all other rewards of the group are equal, so that their standard deviation is 0; in one float32 "
-        "pass it comes out as 0 or as a rounding error, by the order in which the processor adds"
-    )
-    if not logged:
-        return Judgement(
-            severity=Severity.WARNING,
-            confirmed=False,
-            headline=(
-                f"a rounding error decides the advantage of {rows} whose group members have equal rewards: {exact} or "
-                f"up to {most}"
-            ),
-            message=f"{decides}: the farthest has the centered reward, {exact}, or between {least} and {most}",
-            evidence="the sums of these rewards round in float32, and no advantage is logged that tells which it was",
-            advice=_TWO_PASSES,
-            fix="loo-std:exact",
-        )
-    return Judgement(
-        severity=Severity.ERROR,
-        confirmed=True,
-        headline=(
+    if logged:
+        headline = (
             f"advantages up to {number(run['max_abs_advantage'])} in {rows} whose group members have equal rewards: "
-            f"{times} times the centered reward"
-        ),
-        message=f"{decides}; these rows make {percent(run['advantage_mass_share'])} of all abs(advantage)",
-        evidence=(
-            f"{counted(logged, 'logged advantage')} where a rounding error puts such a row (for the farthest: "
-            f"between {least} and {most}) and not at the centered reward, {exact} there"
-        ),
-        advice=_TWO_PASSES,
+        )
+        headline += f"{number(run['times_bound'])} times the centered reward"
+        told = f"; these rows make {percent(run['advantage_mass_share'])} of all abs(advantage)"
+        evidence = f"{counted(logged, 'logged advantage')} where a rounding error puts such a row (for the farthest: "
+        evidence += f"between {least} and {most}) and not at the centered reward, {exact} there"
+    else:
+        headline = (
+            f"a rounding error decides the advantage of {rows} whose group members have equal rewards: {exact} or "
+        )
+        headline += f"up to {most}"
+        told = f": the farthest has the centered reward, {exact}, or between {least} and {most}"
+        evidence = "the sums of these rewards round in float32, and no advantage is logged that tells which it was"
+    return Judgement(
+        severity=Severity.ERROR if logged else Severity.WARNING,
+        confirmed=logged > 0,
+        headline=headline,
+        message=f"for {rows} all other rewards of the group are equal, so that their standard deviation is 0; in one "
+        "float32 pass it comes out as 0 or as a rounding error, by the order in which the processor adds" + told,
+        evidence=evidence,
+        advice="compute the standard deviation in two passes, and do not divide where it is 0",
         fix="loo-std:exact",
     )
 
-
-_TWO_PASSES = "compute the standard deviation in two passes, and do not divide where it is 0"
 
 _DIGITS = 2.0**-8
 """Advantages may be logged in bfloat16."""
