@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from rolloutdoctor.importers.logs.json_lines import are_samples, kind_of_rows
+from rolloutdoctor.importers.logs.kinds_of_rows import Rows, are_of_steps, kind_of_rows
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, TRAINER, of_rollouts, step_of
+from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, TRAINER, step_of
 from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain, without_excerpts
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -22,8 +22,6 @@ _AT_STEP = re.compile(r"(?:(?:global_)?step|iter|iteration|checkpoint|update|epo
 
 _OF_RUN = re.compile(r"(?i)(?:run|seed|trial|exp|experiment)[-_ ]?[0-9]")
 """Names of runs; lists of one metric under others may be those of reward functions."""
-
-Rows = Sequence[Mapping[str, object]]
 
 
 def rows_of(body: object) -> tuple[Rows, bool]:
@@ -59,7 +57,7 @@ def _tables(body: object, is_named: bool, depth: int = 0, label: str = "") -> It
     if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
         is_of_episodes = len(body) >= _FEWEST and all(map(is_episode, body[:_LOOKED_AT]))
         samples = [*map(without_excerpts, body)]
-        body = samples if are_samples(samples[:_LOOKED_AT]) else body
+        body = samples if are_of_steps(samples[:_LOOKED_AT], of_samples=True) else body
         numbered = counted(body)
         found = [(numbered, True) if numbered else ([*map(plain, body)], False)]
     elif isinstance(body, dict):
@@ -161,15 +159,4 @@ def _is_log(rows: Rows, is_named: bool) -> bool:
     has_step = any(name in first for name in STEPS)
     is_of_numbers = is_named and has_step and all(map(is_number, first.values())) and is_log_line(first)
     is_of_trainer = any("step" in row and len(TRAINER & row.keys()) > 1 for row in some)
-    if is_of_numbers or is_of_trainer or kind_of_rows(some) is not None or are_samples(some):
-        return True
-    # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's, or each step
-    # has one reward.
-    some = [row for row in some if any(is_number(row[name]) or is_list(row[name]) for name in row.keys() - {*STEPS})]
-    of_one = {"reward"} if len({step_of(row) for row in some}) == len(some) else set()
-    return len(some) >= _FEWEST and all(
-        any(name in row for name in STEPS)
-        and of_rollouts(row.keys()) <= of_one
-        and all(is_number(value) or is_list(value) for value in row.values())
-        for row in some
-    )
+    return is_of_numbers or is_of_trainer or kind_of_rows(some) is not None or are_of_steps(some)
