@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rolloutdoctor.importers.logs.counted_lines import COUNTERS
+from rolloutdoctor.importers.logs.counters import COUNTERS
 from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import (
     FEWEST_NUMBERS,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.counted_lines import COUNTERS, counted
+from rolloutdoctor.importers.logs.counters import COUNTERS, counted
 from rolloutdoctor.importers.logs.printed import (
     FEWEST_NUMBERS,
     LONGEST_LINE,

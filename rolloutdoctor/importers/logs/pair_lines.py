@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rolloutdoctor.importers.logs.bar_form import BAR
-from rolloutdoctor.importers.logs.counted_lines import COUNTERS, counted
-from rolloutdoctor.importers.logs.counters import of_one_counter, through_epochs
+from rolloutdoctor.importers.logs.counters import COUNTERS, counted, of_one_counter, through_epochs
 from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Printed, is_log_line, name_of, pairs
 from rolloutdoctor.metric_names.generic import is_metric

@@ -1,6 +1,8 @@
-"""The runs in a file of rows: told apart by a name in them, or where the steps begin anew."""
+"""From the rows of a file to one row for each step of one of its runs."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
@@ -10,9 +12,22 @@ from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
 from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, values_of_row, with_shares
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
-from rolloutdoctor.importers.logs.row_names import RUNS, counter_of
+from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, counter_of, is_long, step_of
+from rolloutdoctor.importers.logs.row_shapes import counted
 from rolloutdoctor.importers.logs.rows import entries_of
-from rolloutdoctor.importers.logs.rows_with_steps import with_steps, without_summary
+from rolloutdoctor.metric_names.generic import is_held_out
+from rolloutdoctor.metric_names.table import metric_quantities
+
+_SUMMARIES = frozenset(
+    {"summary", "final", "total", "totals", "overall", "sum", "mean", "average", "avg", "end", "done"}
+)
+"""Words of a row that is of no step, but of the run."""
+
+_MOST, _FEWEST = 3, 5
+"""Rows at the end that may be of the run, and rows before them."""
+
+_SUM, _MEAN = 1e-2, 1e-3
+"""How far a rounded sum may be from that of the numbers, as a share of it, and a mean, as one of their range."""
 
 
 def entries_of_rows(rows: Sequence[Row], name: str, notes: LogNotes, *, is_printed: bool = False) -> Iterator[Entry]:
@@ -24,7 +39,7 @@ def entries_of_rows(rows: Sequence[Row], name: str, notes: LogNotes, *, is_print
         notes: says which run is wanted, and takes what is said of the others, and of what is left out.
         is_printed: whether the transformers Trainer may have logged them.
     """
-    for row, where in _of_one_run(with_steps(rows, name, notes), name, notes):
+    for row, where in _of_one_run(_with_steps(rows, name, notes), name, notes):
         yield from entries_of(row, where, notes, is_printed=is_printed)
 
 
@@ -53,7 +68,7 @@ def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
         ends = list(accumulate(map(len, runs.values())))
         found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
     first, after = notes.chosen(found, name)
-    return one_row_a_step(without_summary(rows[first:after], name, notes), name, notes)
+    return one_row_a_step(_without_summary(rows[first:after], name, notes), name, notes)
 
 
 def one_row_a_step(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
@@ -68,3 +83,91 @@ def _name_of_run(rows: Sequence[Row]) -> str | None:
         if all(isinstance(value, (str, int)) for value in values) and 1 < len({*values}) <= len(values) / 2:
             return name
     return None
+
+
+def _with_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return the rows that have a step; where none has, and they are of an update each, their places are the steps.
+
+    Args:
+        rows: of a file, in their order.
+        name: of the file.
+        notes: says what was counted, and what was left out.
+    """
+    rows = _of_trainer(rows, name, notes)
+    found = [row for row in rows if step_of(row[0]) is not None]
+    if not found and (numbered := counted([row for row, _ in rows])):
+        notes.counted_steps = True
+        notes.tell(f"{name}: the lines have no step: they are numbered from 1")
+        return [(row, where) for row, (_, where) in zip(numbered, rows, strict=True)]
+    without = [where for row, where in rows if step_of(row) is None] if found else []
+    if without:
+        count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
+        notes.tell(f"{name}: {count} left out ({without[0].rpartition(', ')[2]})")
+    return found or rows
+
+
+def _of_trainer(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return rows that a tracker numbers itself, as ``_step``, under the trainer's step, where some have it."""
+    if not any("_step" in row for row, _ in rows):
+        return rows
+    named = next((one for one in STEPS if _counts(one, [row for row, _ in rows])), "_step")
+    found = [(row, where) for row, where in rows if row.get(named) is not None]
+    if len(found) < len(rows):
+        notes.tell(f"{name}: {len(rows) - len(found):,} records without {named} are left out")
+    return [({one: row[named] if one in STEPS else row[one] for one in row}, where) for row, where in found]
+
+
+def _counts(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
+    """Tell a step from a number that never changes though a metric is logged anew: a loop logs beside its trainer."""
+    own = [row for row in rows if row.get(name) is not None]
+    if len({str(row[name]) for row in own}) != 1:
+        return bool(own)
+    logged = Counter(one for row in own for one, value in row.items() if value is not None and not one.startswith("_"))
+    return all(count == 1 for one, count in logged.items() if one not in STEPS)
+
+
+def _without_summary(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return rows without the last ones that are of the run, as a word in them, their names or their numbers say.
+
+    Args:
+        rows: of a run, in their order.
+        name: of the file.
+        notes: says what was left out.
+    """
+    if len(rows) < _MOST + _FEWEST or any("data" in row or is_long(row) for row, _ in rows[-_MOST:]):
+        return rows
+    usual = set[str]().union(*(values_of_row(row) for row, _ in rows[:-_MOST])) - {*STEPS}
+    end = len(rows)
+    while len(rows) - end < _MOST and _is_summary(rows[end - 1][0], usual, rows[: end - 1]):
+        end -= 1
+    if end < len(rows):
+        count = "the last row is" if end == len(rows) - 1 else f"the last {len(rows) - end} rows are"
+        notes.tell(f"{name}: {count} of the whole run, and left out ({rows[end][1].rpartition(', ')[2]})")
+    return rows[:end]
+
+
+def _is_summary(row: Mapping[str, object], usual: set[str], before: Sequence[Row]) -> bool:
+    """Tell by a word, by other names for what the rows before have, or by sums or means of two of their numbers."""
+    first = before[0][0]
+    if any(_is_word(value) and first.get(name) != value for name, value in row.items()):
+        return True
+    own = values_of_row(row).keys() - {*STEPS}
+    shared = own & usual
+    if not shared:
+        is_again = {*metric_quantities(own).values()} & {*metric_quantities(usual).values()}
+        return bool(is_again) and not any(map(is_held_out, row))
+    return len(shared) > 1 and all(_is_of_all(row[name], name, before) for name in shared)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value.strip().lower() in _SUMMARIES
+
+
+def _is_of_all(value: object, name: str, before: Sequence[Row]) -> bool:
+    """Tell the sum of the numbers before, above or below all of them, or their mean where they differ."""
+    numbers = [float(cell) for row, _ in before if isinstance(cell := row.get(name), (int, float))]
+    if not isinstance(value, (int, float)) or not numbers or not math.isfinite(total := sum(numbers)):
+        return False
+    least, most = min(numbers), max(numbers)
+    is_sum = not least <= value <= most and abs(value - total) <= _SUM * abs(total)
+    return is_sum or abs(value - total / len(numbers)) < _MEAN * (most - least)
