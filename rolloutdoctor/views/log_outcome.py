@@ -25,6 +25,9 @@ FEWEST, FEWEST_OF_THIRDS = 12, 20
 SURE_RANK = 3.0
 """Score of the rank correlation of fewer lines, which chance exceeds once in 700: seven that only rise are enough."""
 
+LIKELY_RANK = 2.2
+"""The same of a probable rise, which chance exceeds once in 70: four lines that only rise are not enough."""
+
 STANDSTILL = "RDT016"
 """Code of the rule that says that a reward has not moved."""
 
@@ -57,7 +60,7 @@ def too_few(report: Report) -> Iterator[str]:
         yield from _without_reward(report.vitals)
     elif reward.trend is not None and _is_open(report):
         trend, lines = reward.trend, many(reward.trend.lines, "line")
-        is_short = trend.lines < FEWEST and abs(trend.rank) < SURE_RANK
+        is_short = trend.lines < FEWEST and -SURE_RANK < trend.rank < LIKELY_RANK
         if is_short:
             least, most = f"{reward.least:.3g}", f"{reward.largest:.3g}"
             are, was = "is" if trend.lines == 1 else "are", least if least == most else f"{least} to {most}"
@@ -96,8 +99,10 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
         return [], []
     trend = reward.trend
     if trend.lines < FEWEST:
-        rose, fell = (sign * trend.rank >= SURE_RANK and sign * trend.change > 0 for sign in (1, -1))
         said = f": {_thirds(trend)} of {trend.lines} lines."
+        if LIKELY_RANK <= trend.rank < SURE_RANK:
+            return [f"The {reward.title} probably rose{said}"], []
+        rose, fell = trend.rank >= SURE_RANK, trend.rank <= -SURE_RANK
     else:
         rose, fell = (_is_sure(trend, sign) for sign in (1, -1))
         said = f": {_thirds(trend)}."

@@ -39,7 +39,10 @@ def thirds(errors: float, size: int) -> list[float]:
         (thirds(SURE + 0.1, 4)[1:], "11 lines are too few to tell whether the reward rises: it is -0.866 to 3.77. "),
         (range(7), "The reward rose: 0.5 in the first third, 5.5 in the last of 7 lines. "),
         (range(7, 0, -1), "The reward fell: 6.5 in the first third, 1.5 in the last of 7 lines. "),
-        (range(6), "6 lines are too few to tell whether the reward rises: it is 0 to 5. "),
+        (range(6), "The reward probably rose: 0.5 in the first third, 4.5 in the last of 6 lines. "),
+        (range(6, 0, -1), "6 lines are too few to tell whether the reward rises: it is 1 to 6. "),
+        (range(5), "The reward probably rose: 0 in the first third, 4 in the last of 5 lines. "),
+        (range(4), "4 lines are too few to tell whether the reward rises: it is 0 to 3. "),
         ([0.5], "1 line is too few to tell whether the reward rises: it is 0.5. "),
     ],
 )
