@@ -116,8 +116,11 @@ def ends(values: "Values | Sequence[float]") -> Ends:
 def errors_of_ends(values: "Values") -> float:
     """Return how far the median at the end is above that at the start, in standard errors of noise that lasts.
 
-    A rise within the first third adds to the deviations there, and the means of thirds may hide it.
+    A rise within the first third adds to the deviations there, and the means of thirds may hide it. 0 of so few values
+    that they do not tell how long their noise lasts.
     """
+    if len(values) < _LONG:
+        return 0.0
     level = ends(values)
     error = OF_A_MEDIAN * level.error_with_memory
     return level.change / error if error else copysign(inf, level.change) if level.change else 0.0

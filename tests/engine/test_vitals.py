@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 import rolloutdoctor as rd
-from rolloutdoctor.views.log_outcome import FEWEST, FEWEST_OF_THIRDS, LIKELY, LIKELY_FALL, SURE, SURE_ENDS
+from rolloutdoctor.engine.vitals import _trend
+from rolloutdoctor.results.findings import InputSummary, Report
+from rolloutdoctor.results.vitals import Vital
+from rolloutdoctor.views.log_outcome import (
+    FEWEST,
+    FEWEST_OF_THIRDS,
+    LIKELY,
+    LIKELY_FALL,
+    SURE,
+    SURE_ENDS,
+    before_the_rules,
+)
 from rolloutdoctor.views.verdict import verdict
 
 
@@ -60,6 +71,19 @@ def test_a_rise_within_the_first_third_is_a_rise(tmp_path, noise, said):
     assert 0 < trend.change / trend.error < LIKELY
     assert (trend.of_ends > SURE_ENDS) == said.startswith("The reward rose")
     assert verdict(report).startswith(said)
+
+
+@pytest.mark.parametrize("lines", [5, 9, 12, 20, 60])
+def test_noise_seldom_rises_or_falls(lines):
+    draws = np.random.default_rng(0).binomial(8, 0.3, (1000, lines)) / 8
+    said = []
+    for draw in draws:
+        vital = Vital("reward", "reward", "reward", "1", tuple(range(lines)), tuple(map(float, draw)), (), _trend(draw))
+        found = Report("0", "cpu", "float32", InputSummary(steps=lines), vitals=(vital,))
+        said.append(" ".join(before_the_rules(found)).partition(":")[0])
+    assert sum(words in ("The reward rose", "The reward fell") for words in said) <= 15
+    assert said.count("The reward probably fell") <= 15
+    assert said.count("The reward probably rose") <= 60
 
 
 @pytest.mark.parametrize(

@@ -730,12 +730,16 @@ BOUNDARIES = [
         lambda x: {"reward": waves(turns(0.5, 0.5 + x * np.sqrt(2 / 19), at=20, steps=60), 1.0)},
         ("info", "clean"),
     ),
-    # Three values at either end; in their thirds the rise adds to the deviations.
+    # Of the first four values three are low: with noise of size s their median is s, and that of the last four 1.
     near(
         "RDT016",
         "errors_of_ends",
         6.0,
-        lambda x: {"reward": waves(turns(0.0, 1.0, at=3, steps=37), 0.6745 / (x * 1.2533 * np.sqrt(2 * 2 / 3)))},
+        lambda x: {
+            "reward": waves(
+                turns(0.0, 1.0, at=3, steps=44), 1 / (1 + x * 1.2533 * np.sqrt(2) / 0.6745 * np.sqrt(2 / 4))
+            )
+        },
         ("info", "clean"),
     ),
     near(

@@ -27,8 +27,8 @@ class RewardNotMoved(NumbersRule):
     interval of two standard errors, from the spread within each third and the correlation of neighbouring steps. For
     three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the last are
     compared, within two standard deviations of all. It is information if 0 lies in the interval, the medians of
-    the first and the last tenth differ by no more than six standard errors (a rise at once, within the first third) and
-    the reward did not collapse in between (`RDT005`). Confirmed.
+    the first and the last tenth of 40 lines or more differ by no more than six standard errors (a rise at once, within
+    the first third) and the reward did not collapse in between (`RDT005`). Confirmed.
 
     The policy hardly moved if its KL from the reference is below 0.001 nats in all of ten lines or more (`kl_largest`),
     or if the learning rates of all steps add up to less than 1e-6 (`rate_sum`), by which Adam moves a weight at most,
