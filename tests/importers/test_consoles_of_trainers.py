@@ -10,6 +10,7 @@ import pytest
 from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.open_any import open_any
+from rolloutdoctor.opening.stated.settings import read
 
 STEPS = range(6)
 
@@ -249,6 +250,44 @@ OPEN_INSTRUCT = """\
 ]"""
 
 
+SKYRL = ray(
+    "skyrl_entrypoint",
+    """\
+2026-08-01 12:00:01.123 | INFO     | skyrl.train.entrypoints.main_base:run:258 - trainer:
+  algorithm:
+    advantage_estimator: grpo
+    kl_loss_coef: 0.001
+  policy:
+    optimizer_config:
+      lr: 1.0e-06
+  critic:
+    optimizer_config:
+      lr: 5.0e-06
+generator:
+  n_samples_per_prompt: 5
+  sampling_params:
+    temperature: 1.0""",
+)
+RLINF = json.dumps(
+    {"algorithm": {"kl_beta": 0.0, "group_size": 8}, "actor": {"optim": {"lr": 1e-6}}, "runner": {"max_epochs": 60}},
+    indent=2,
+)
+RLLM = "\n".join(
+    f"│ {name:<40} │ {value:>20} │"
+    for name, value in {"algorithm.adv_estimator": "grpo", "training.learning_rate": 2e-5, "rollout.n": 8}.items()
+)
+ROLL = """\
+adv_estimator: reinforce
+kl_loss_coef: 0.001
+actor_train:
+  training_args:
+    learning_rate: 1.0e-06
+critic:
+  training_args:
+    learning_rate: 1.0e-05"""
+TINKER = "Configuration:\n  learning_rate: 4e-05\n  kl_penalty_coef: 0.0\n  max_tokens: 512\n  model_name: 'x'"
+
+
 @dataclass
 class Console:
     """What one trainer prints: the text of a step, and what is read of six of them.
@@ -279,11 +318,16 @@ CONSOLES = (
     Console(openrlhf, "train/rollout/reward_mean", "openrlhf", more={"train/actor_lr": 1e-6}, head=OPENRLHF,
         trainer="openrlhf", options={"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.001}),
     Console(openrlhf_of_old, "train/reward", "openrlhf", head=OPENRLHF_OLD, options={"init_kl_coef": 0.001}),
-    # roll/pipeline/rlvr/rlvr_pipeline.py, run; roll/utils/tracking.py, StdoutTracker.log
-    Console(roll, "critic/score/mean", "roll", 0, {"actor_train/grad_norm": 0.5}),
+    # roll/pipeline/rlvr/rlvr_pipeline.py, run; examples/start_rlvr_pipeline.py, main; roll/utils/tracking.py,
+    # StdoutTracker.log
+    Console(roll, "critic/score/mean", "roll", 0, {"actor_train/grad_norm": 0.5}, head=ROLL, options={
+        "kl_loss_coef": 0.001, "actor_train.training_args.learning_rate": 1e-6,
+        "critic.training_args.learning_rate": 1e-5}),
     Console(roll_tracker, "critic/score/mean", "roll", 0, {"actor_train/grad_norm": 0.5}),
-    # skyrl/train/utils/tracking.py, ConsoleLogger.log
-    Console(skyrl, "reward/avg_raw_reward", "skyrl", more={"policy/policy_lr": 0.0}),
+    # skyrl/train/utils/tracking.py, ConsoleLogger.log; skyrl/train/entrypoints/main_base.py, get_cfg_as_str
+    Console(skyrl, "reward/avg_raw_reward", "skyrl", more={"policy/policy_lr": 0.0}, head=SKYRL, trainer="skyrl",
+        options={"trainer.algorithm.kl_loss_coef": 0.001, "generator.n_samples_per_prompt": 5,
+            "trainer.policy.optimizer_config.lr": 1e-6, "trainer.critic.optimizer_config.lr": 5e-6}),
     # nemo_rl/algorithms/grpo.py, grpo_train; examples/run_grpo.py, main
     Console(nemo_rl, "train/reward", "nemo-rl", more={"train/loss": 0.0123}, head=NEMO_RL, trainer="nemo-rl",
         options={"grpo.num_generations_per_prompt": 16, "loss_fn.ratio_clip_max": 0.2}),
@@ -296,13 +340,16 @@ CONSOLES = (
     # src/forge/observability/metrics.py, ConsoleBackend.log_batch
     Console(torchforge, "reward/evaluate_response/avg_total_reward", "torchforge", more={
         "grpo_loss/kl_divergence_mean": 0.0123}),
-    # rlinf/utils/metric_utils.py, print_metrics_table; rlinf/runners/reasoning_runner.py, run
-    Console(rlinf, "rewards", "rlinf", more={"actor/grad_norm": 0.302, "actor/approx_kl": 9.95e-4}),
+    # rlinf/utils/metric_utils.py, print_metrics_table; rlinf/runners/reasoning_runner.py, run; main of its examples
+    Console(rlinf, "rewards", "rlinf", more={"actor/grad_norm": 0.302, "actor/approx_kl": 9.95e-4}, head=RLINF,
+        options={"algorithm.group_size": 8, "actor.optim.lr": 1e-6}),
     Console(rlinf_of_texts, "rewards", "rlinf", more={"actor/kl_loss": 0.01}),
     # tinker_cookbook/utils/ml_log.py, PrettyPrintLogger.log_metrics
-    Console(tinker, "env/all/reward/total", "tinker-cookbook", 0, {"optim/lr": 4e-5}),
-    # rllm/trainer/algorithms/visualization.py, print_metrics_table
-    Console(rllm, "reward/solver/mean", "rllm", more={"progress/lr": 4e-5}),
+    Console(tinker, "env/all/reward/total", "tinker-cookbook", 0, {"optim/lr": 4e-5}, head=TINKER,
+        options={"learning_rate": 4e-5, "kl_penalty_coef": 0.0}),
+    # rllm/trainer/algorithms/visualization.py, print_metrics_table and print_config_table
+    Console(rllm, "reward/solver/mean", "rllm", more={"progress/lr": 4e-5}, head=RLLM,
+        options={"algorithm.adv_estimator": "grpo", "rollout.n": 8}),
     # oat/learners/base.py, eval_and_log
     Console(oat, "actor/rewards", "oat", more={"train/policy_grad_norm": 0.5}),
     # pipelinerl/finetune/logging_.py, log_metrics
@@ -338,6 +385,7 @@ def test_a_trainers_console_is_read_whole(console, tmp_path):
         )
         assert {name: values[name] for name in console.more} == pytest.approx(console.more)
     assert writers(steps[console.first])[:1] == ((console.writer,) if console.writer else ())
-    stated = {setting.name: setting.value for setting in metadata.settings}
+    stated = {name: read(value) for name, value in metadata.config.items()}
+    stated |= {setting.name: setting.value for setting in metadata.settings}
     assert metadata.trainer == (console.trainer or None), told
-    assert console.options.items() <= {**metadata.config, **stated}.items()
+    assert console.options.items() <= stated.items()

@@ -15,6 +15,7 @@ from rolloutdoctor.opening.stated.calls import read_printed_call
 from rolloutdoctor.opening.stated.command_lines import read_command_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
 from rolloutdoctor.opening.stated.options import VERL_TABLE, ReadLog, Stated, stated_of
+from rolloutdoctor.opening.stated.sections import sections_of
 from rolloutdoctor.opening.stated.settings import own_title
 from rolloutdoctor.results.errors import InputError, UsageError
 
@@ -37,7 +38,7 @@ _END = re.compile(r"-{8,64} end of arguments -{8,64}")
 _OPTION = re.compile(
     r"(?:\([\w.:]{1,60} pid=[0-9]{1,9}[^()\n]{0,40}\) )?"
     r"(?:.{0,150}?\b(?:INFO|DEBUG)\b.{0,60}?[\]:|-] {1,8})?\s{0,20}(?:- |--|\| |\W{1,3} )?"
-    r"([\"']?)([A-Za-z_][\w.]{1,100})\1 {0,40}[:=|] {0,40}([^\s{}\[\],|]{1,200}),? {0,40}\|?\s*"
+    r"([\"']?)([A-Za-z_][\w.]{1,100})\1 {0,40}[:=|│] {0,40}([^\s{}\[\],|│]{1,200}),? {0,40}[|│]?\s*"
 )
 _BANNER = re.compile(
     r"(Gradient Accumulation steps|Num Epochs|Total (?:optimization )?steps|(?:Instantaneous )?batch size per device|"
@@ -198,13 +199,21 @@ def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     What is printed again with another value is a metric, or nobody knows which value counted.
     """
     values: dict[str, object] = {}
+    nested: dict[str, object] = {}
     changed: set[str] = set(log.names)
-    for line in _without_models(lines):
+    for line, section in sections_of(_without_models(lines)):
         found, banner = _on_one_line(line), _BANNER.findall(line)
-        changed |= {name for name, value in found.items() if values.setdefault(name, value) != value}
-        # Each run of several in one process has its own.
-        values |= {_of_banner(words): number.replace(",", "") for words, number in banner}
-    return stated_of(origin, {name: value for name, value in values.items() if name not in changed}, log.likely)
+        for table, prefix in ((values, ""), (nested, section)):
+            of_line = {f"{prefix}{name}": value for name, value in found.items()}
+            changed |= {name for name, value in of_line.items() if table.setdefault(name, value) != value}
+            # Each run of several in one process has its own.
+            table |= {_of_banner(words): number.replace(",", "") for words, number in banner}
+    whole, bare = (
+        stated_of(origin, {name: value for name, value in table.items() if name not in changed}, log.likely)
+        for table in (nested, values)
+    )
+    # Whose options are told by their names alone calls them so.
+    return bare if whole is None or (bare is not None and bare.trainer is not None) else whole
 
 
 def _without_models(lines: Iterable[str]) -> Iterator[str]:
