@@ -55,7 +55,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "rules/gradients/policy_not_moving.py": (290, "pairs of contexts of adjacent steps, and of the first and the last"),
     "rules/gradients/reference_moved.py": (310, "equal from a step on or throughout, and falls of the KL: two faults"),
     "rules/gradients/zero_std_kl.py": (320, "gradients by log-prob and by logit, and the logged norm beside them"),
-    "rules/integrity/all_truncated.py": (310, "from the rows, or from the log alone: two queries"),
+    "rules/integrity/all_truncated.py": (290, "from the rows, or from the log alone: two queries"),
     "rules/integrity/duplicate_responses.py": (
         390,
         "copies in a group, across groups and after a prompt that recurs, each with its own chance",

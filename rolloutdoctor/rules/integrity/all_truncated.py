@@ -13,6 +13,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, own_name, percent
 from rolloutdoctor.rules.logged_quantities import SPREAD, by_step, is_reward_free, metrics_of, not_logged
 from rolloutdoctor.rules.measures.length_limit import Lengths, stated_limit
+from rolloutdoctor.rules.measures.logged_ends import logged_ends
 from rolloutdoctor.rules.measures.truncated_shares import many_truncated, without_end
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -136,46 +137,22 @@ class AllTruncated(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that says how its responses ended: by its rows, or else in its log."""
-        share, least, most = pl.col("share"), pl.col("least"), pl.col("most")
         lengths = {"least": "response_length_min", "most": "response_length_max", "mean": "response_length"}
         logged = by_step(run, context, _READ).select(
             *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
         )
-        # Mean lengths of many responses are one integer only where each of them has that length.
-        means, largest, last = pl.col("mean"), pl.col("mean").max(), pl.col("mean").drop_nulls().last()
-        at_limit, is_longest = means == largest, most.max().fill_null(largest) == largest
-        is_limit = is_longest & share.is_null().all() & (largest % 1 == 0) & (largest > 1)
-        differs = (means != last).fill_null(value=False)
-        at_end = means.is_not_null() & (differs.cum_sum(reverse=True) == 0)
-        is_pinned = is_limit & (last == largest) & (at_end.sum() >= pl.max_horizontal(at_limit.sum() / 2, self.long))
-        # Lines before such an end have no share; without one, lines of another mean have none truncated at least.
-        of_lines = (at_limit & is_limit & (at_limit.sum() >= self.long)).cast(pl.Float64)
-        of_share = pl.when(is_pinned).then(pl.when(at_end).then(1.0)).when(share.is_null().all()).then(of_lines)
-        logged = logged.with_columns(
-            share=pl.coalesce("share", of_share), is_late=is_pinned & differs.any()
-        ).with_columns(pl.coalesce(name, pl.when(share == 1).then("mean")) for name in ("least", "most"))
-        rows = (
-            run.rows.join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left")
+        rows = run.rows.join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left").select(
+            *(*STEP_KEY, "share", "most"),
             # Rows without a token column have no lengths.
-            .with_columns(least=pl.when(most > 0).then(least), free=pl.coalesce("free", "is_free"), is_whole=share == 1)
-            .with_columns(counted="share")
+            least=pl.when(pl.col("most") > 0).then("least"),
+            free=pl.coalesce("free", "is_free"),
+            counted="share",
+            is_whole=pl.col("share") == 1,
+            is_late=pl.lit(value=False),
+            from_rows=pl.lit(value=True),
         )
-        # Responses that were cut at one length are at the largest one: fewer show in the mean.
-        # A log without lengths counts what its share says.
-        at_cap = (pl.col("mean") >= share * most * (1 - 1e-6)).fill_null(value=True)
-        is_odd = ((least <= 0) | (least > most) | most.is_nan()).fill_null(value=False)
-        is_one_length = (least == most).fill_null(value=True)
-        log = (
-            logged.filter(share.is_between(0, 1), ~is_odd)
-            .join(rows, on=STEP_KEY, how="anti")
-            .with_columns(
-                is_whole=(share == 1) & is_one_length, share=pl.when(at_cap).then(share).otherwise(0.0), counted=share
-            )
-        )
-        columns = (*STEP_KEY, "share", "counted", "least", "most", "mean", "is_whole", "free", "is_late")
-        rows = rows.with_columns(is_late=pl.lit(value=False), mean=pl.lit(None, pl.Float64))
-        found = [frame.select(*columns, from_rows=pl.lit(frame is rows)) for frame in (rows, log)]
-        return pl.concat(found).sort(STEP_KEY)
+        log = logged_ends(logged, self.long).join(rows, on=STEP_KEY, how="anti")
+        return pl.concat([rows, log.with_columns(from_rows=pl.lit(value=False))], how="diagonal").sort(STEP_KEY)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of steps, and the share cut off in each."""
