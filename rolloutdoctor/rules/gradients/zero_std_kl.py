@@ -126,10 +126,14 @@ class ZeroStdKl(TableRule):
 
         `told` logged losses can distinguish the objective with the KL term of such groups from the one without.
         """
-        rows = step.rows
-        if not step.logged or rows is None or step.fixed(FIX) is None or not bool(rows.zero_std_N.any()):
+        trainer, rows = step.trainer, step.rows
+        is_told = bool(step.logged) and step.fixed(FIX) is not None
+        if trainer is None or rows is None or not is_told or not bool(rows.zero_std_N.any()):
             return {}
-        told = dict(zip(TOLD, step.told(FIX), strict=True))
+        kind_of, by_name = trainer.log.kind_of, step.told_by_quantity(FIX)
+        # A logged KL of these groups says nothing of the gradient.
+        counts = [count for name, count in by_name.items() if kind_of(name) in ("loss", "kl_loss")]
+        told = {name: sum(count[place] for count in counts) for place, name in enumerate(TOLD)}
         return told | {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
 
     def _logged_norm(self, step: "StepView") -> float | None:
