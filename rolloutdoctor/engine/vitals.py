@@ -16,6 +16,7 @@ from rolloutdoctor.rules.table import AnyRule, find
 
 SHOWN = (
     "reward",
+    "accuracy",
     "zero_variance_share",
     "entropy",
     "kl",
@@ -32,7 +33,7 @@ SHOWN = (
 )
 """Canonical quantities, in the order of the screen."""
 
-WITHOUT_REWARD = ("accuracy", "loss", *SHOWN)
+WITHOUT_REWARD = ("loss", *SHOWN)
 """The same for a log that has no reward."""
 
 KEEP = 512

@@ -93,27 +93,37 @@ def _is_open(report: Report) -> bool:
 
 
 def _way(report: Report) -> tuple[list[str], list[str]]:
-    """Say that the reward rose, or else that it fell or did not rise, beyond its noise."""
-    reward = _learned(report)
-    if reward is None or reward.trend is None or not _is_open(report):
-        return [], []
-    trend = reward.trend
+    """Say that the reward rose, or else that it fell or did not rise; then an accuracy that goes another way."""
+    gains: list[str] = []
+    falls: list[str] = []
+    told = 0
+    for vital in report.vitals:
+        is_told = any("accuracy_last" in one.measures for one in report.findings)
+        if vital.trend is None or (is_told if vital.name == "accuracy" else not _is_open(report)):
+            continue
+        sign, words = _went(vital.trend)
+        if sign != told:
+            (gains if sign > 0 else falls).append(f"The {vital.title} {words}.")
+        told = sign
+    return gains, falls
+
+
+def _went(trend: Trend) -> tuple[int, str]:
+    """Return which way a series went beyond its noise, up or down, and words for it; 0 where nothing says it."""
     if trend.lines < FEWEST:
-        said = f": {_thirds(trend)} of {trend.lines} lines."
-        if LIKELY_RANK <= trend.rank < SURE_RANK:
-            return [f"The {reward.title} probably rose{said}"], []
         rose, fell = trend.rank >= SURE_RANK, trend.rank <= -SURE_RANK
+        rises, falls, falls_surely = trend.rank >= LIKELY_RANK, False, False
+        said = sure = f": {_thirds(trend)} of {trend.lines} lines"
     else:
         rose, fell = (_is_sure(trend, sign) for sign in (1, -1))
-        said = f": {_thirds(trend)}."
+        rises, falls, falls_surely = (trend.exceeds(errors) for errors in (LIKELY, -LIKELY, -LIKELY_FALL))
+        sure = f": {_thirds(trend)}"
+        said = f"{sure}{_interval(trend)}"
     if rose or fell:
-        return ([f"The {reward.title} rose{said}"], []) if rose else ([], [f"The {reward.title} fell{said}"])
-    said = f": {_thirds(trend)}{_interval(trend)}."
-    if trend.lines >= FEWEST and trend.exceeds(LIKELY):
-        return [f"The {reward.title} probably rose{said}"], []
-    if trend.lines >= FEWEST and trend.exceeds(-LIKELY):
-        return [], [f"The {reward.title} {'probably fell' if trend.exceeds(-LIKELY_FALL) else 'did not rise'}{said}"]
-    return [], []
+        return (1, f"rose{sure}") if rose else (-1, f"fell{sure}")
+    if rises:
+        return 1, f"probably rose{said}"
+    return (-1, f"{'probably fell' if falls_surely else 'did not rise'}{said}") if falls else (0, "")
 
 
 def _is_sure(trend: Trend, sign: int) -> bool:

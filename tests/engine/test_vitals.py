@@ -73,6 +73,31 @@ def test_a_rise_within_the_first_third_is_a_rise(tmp_path, noise, said):
     assert verdict(report).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("reward", "accuracy", "said"),
+    [
+        (
+            [0.5, 0.6] * 15,
+            [0.3, *range(1, 30)],
+            "The accuracy rose: 4.53 in the first third, 24.5 in the last. The reward",
+        ),
+        (range(30), range(30), "The reward rose: 4.5 in the first third, 24.5 in the last. Too little"),
+        (
+            range(30),
+            [0.9 - 0.005 * step for step in range(30)],
+            "The reward rose: 4.5 in the first third, 24.5 in the "
+            "last. The accuracy fell: 0.878 in the first third, 0.778 in the last. Too little",
+        ),
+    ],
+)
+def test_an_accuracy_that_goes_another_way_is_said(tmp_path, reward, accuracy, said):
+    path = tmp_path / "log.jsonl"
+    both = enumerate(zip(reward, accuracy, strict=True))
+    rows = [{"step": n, "loss": 0.01 * n, "reward": r, "accuracy": a} for n, (r, a) in both]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert verdict(rd.check(path)).startswith(said), verdict(rd.check(path))
+
+
 @pytest.mark.parametrize("lines", [5, 9, 12, 20, 60])
 def test_noise_seldom_rises_or_falls(lines):
     draws = np.random.default_rng(0).binomial(8, 0.3, (1000, lines)) / 8
