@@ -183,6 +183,34 @@ def areal(step):
     return f"{head}Epoch 1/1 Step {step + 1}/60 Train step {step + 1}/60 done.\x1b[0m\n╒═╤═╕\n│{row}│\n╘═╧═╛"
 
 
+def areal_of_old(step):
+    return areal(step).replace("ppo_actor/update/", "grpo_actor/").replace("ppo_actor", "grpo_actor")
+
+
+def easy_r1(step):
+    text = f"""\
+Step {step + 1}
+actor:
+  grad_norm: 0.3
+  kl_coef: 0.01
+  lr: 1.0e-06
+critic:
+  score:
+    max: 1.0
+    mean: {reward(step)}
+timing_s:
+  gen: 12.5"""
+    return f"Start generating batch...\n{ray('Runner', text)}\n{bar('Running step', step + 1, 60)}"
+
+
+def cosmos_rl(step):
+    return (
+        f"[cosmos] 2026-08-01 12:00:00,000 - INFO - Step: {step + 1}/60, Reward Mean: {reward(step):.4f}, Reward Std: "
+        "0.4000, Reward Max: 1.0000, Reward Min: 0.0000, Completion Length Mean: 420.76, Average loss: 0.01230, "
+        "Max loss: 0.11, Learning rate: 1.00000e-06, Entropy: 0.62000, Grad Norm: 0.30200, KL Loss Avg: 0.00100"
+    )
+
+
 def slime(step):
     head = "(MegatronTrainRayActor pid=35) [2026-08-01 12:00:02] "
     rollout = {"rollout/raw_reward": reward(step), "rollout/advantages": 1e-9}
@@ -285,6 +313,9 @@ actor_train:
 critic:
   training_args:
     learning_rate: 1.0e-05"""
+EASY_R1 = json.dumps(
+    {"algorithm": {"kl_coef": 0.02}, "worker": {"actor": {"optim": {"lr": 1e-6}}, "rollout": {"n": 5}}}, indent=2
+)
 TINKER = "Configuration:\n  learning_rate: 4e-05\n  kl_penalty_coef: 0.0\n  max_tokens: 512\n  model_name: 'x'"
 
 
@@ -356,6 +387,13 @@ CONSOLES = (
     Console(pipeline_rl, "rl/reward", "pipeline-rl", more={"stats/grad_norm": 0.302}),
     # areal/utils/stats_logger.py, commit
     Console(areal, "ppo_actor/task_reward/avg", "areal", 0, {"ppo_actor/update/lr": 1e-6}),
+    # areal/engine/ppo/actor.py, ppo_update; examples/math/gsm8k_grpo.py, main (0.3.3)
+    Console(areal_of_old, "grpo_actor/task_reward/avg", "areal", 0, {"grpo_actor/lr": 1e-6}),
+    # EasyR1's verl/utils/logger/logger.py, ConsoleLogger.log; verl/trainer/main.py, run
+    Console(easy_r1, "critic/score/mean", "verl", more={"actor/lr": 1e-6, "critic/score/max": 1.0},
+        head=EASY_R1, options={"algorithm.kl_coef": 0.02, "worker.actor.optim.lr": 1e-6}),
+    # cosmos_rl/dispatcher/status.py, train_ack
+    Console(cosmos_rl, "reward_mean", "", more={"average_loss": 0.0123, "grad_norm": 0.302}),
     # slime/observability/train_metric_utils.py, gather_log_data; slime/backends/megatron_utils/model.py, train
     Console(slime, "rollout/raw_reward", "slime", 0, {"train/grad_norm": 0.3}),
     # verl/utils/logger/aggregate_logger.py, concat_dict_to_str

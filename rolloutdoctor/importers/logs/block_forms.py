@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from rolloutdoctor.importers.logs.block_form import BlockForm
 from rolloutdoctor.importers.logs.printed import NUMBER
+from rolloutdoctor.importers.reading.sections import sections_of
 
 _PLAIN = NUMBER.replace("[-+]?", "-?")
 
@@ -128,6 +129,27 @@ OPEN_INSTRUCT = BlockForm(
     (" Metrics ", ": "),
     needs_step=True,
     before=_with_groups,
+)
+
+_YAML = re.compile(
+    rf"(?:\([\w.:]{{1,60}} pid=[0-9]{{1,9}}[^()\n]{{0,40}}\) )? *([A-Za-z][\w.@-]{{0,100}}: {NUMBER})\s*"
+)
+
+
+def _below_sections(lines: Iterable[str]) -> Iterator[str]:
+    """Give the numbers of a dict in YAML the names of what they are nested in."""
+    for line, sections in sections_of(lines):
+        match = _YAML.fullmatch(line) if sections else None
+        yield line if match is None else f"{sections.replace('.', '/')}{match[1]}"
+
+
+# ``ConsoleLogger.log`` of EasyR1 (verl/utils/logger/logger.py): verl's names, at each slash a section of YAML.
+EASY_R1 = BlockForm(
+    "the console log of EasyR1",
+    re.compile(r"(?:^|\) )Step ([0-9]{1,18})\s*$"),
+    re.compile(rf"^([A-Za-z][\w.@-]*/[\w./@-]{{1,200}}): ({NUMBER})$"),
+    ("Step ", "/"),
+    before=_below_sections,
 )
 
 # ``_footer_history_summary_info`` (wandb/sdk/wandb_run.py).

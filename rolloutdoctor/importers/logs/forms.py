@@ -6,6 +6,7 @@ from typing import Protocol
 from rolloutdoctor.importers.logs.bar_form import ProgressBars
 from rolloutdoctor.importers.logs.block_forms import (
     AREAL,
+    EASY_R1,
     NEMO_RL,
     OPEN_INSTRUCT,
     PRIME_RL,
@@ -51,6 +52,7 @@ FORMS: tuple[Form, ...] = (
     OPENRLHF,
     AREAL,
     RLINF,
+    EASY_R1,
     TRAINER,
     TextTable(),
     TWO_COLUMNS,

@@ -21,6 +21,7 @@ STEPS = (
     "current_steps",
     # ROLL's
     "system/step",
+    "system/global_step",
     "steps",
     "iteration",
     "iter",

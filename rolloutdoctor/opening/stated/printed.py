@@ -8,6 +8,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.forms import is_step
+from rolloutdoctor.importers.reading.sections import sections_of
 from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
@@ -15,7 +16,6 @@ from rolloutdoctor.opening.stated.calls import read_printed_call
 from rolloutdoctor.opening.stated.command_lines import read_command_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
 from rolloutdoctor.opening.stated.options import VERL_TABLE, ReadLog, Stated, stated_of
-from rolloutdoctor.opening.stated.sections import sections_of
 from rolloutdoctor.opening.stated.settings import own_title
 from rolloutdoctor.results.errors import InputError, UsageError
 
@@ -38,7 +38,7 @@ _END = re.compile(r"-{8,64} end of arguments -{8,64}")
 _OPTION = re.compile(
     r"(?:\([\w.:]{1,60} pid=[0-9]{1,9}[^()\n]{0,40}\) )?"
     r"(?:.{0,150}?\b(?:INFO|DEBUG)\b.{0,60}?[\]:|-] {1,8})?\s{0,20}(?:- |--|\| |\W{1,3} )?"
-    r"([\"']?)([A-Za-z_][\w.]{1,100})\1 {0,40}[:=|│] {0,40}([^\s{}\[\],|│]{1,200}),? {0,40}[|│]?\s*"
+    r"([\"']?)([A-Za-z_][\w.]{0,100})\1 {0,40}[:=|│] {0,40}([^\s{}\[\],|│]{1,200}),? {0,40}[|│]?\s*"
 )
 _BANNER = re.compile(
     r"(Gradient Accumulation steps|Num Epochs|Total (?:optimization )?steps|(?:Instantaneous )?batch size per device|"
@@ -200,7 +200,8 @@ def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     """
     values: dict[str, object] = {}
     nested: dict[str, object] = {}
-    changed: set[str] = set(log.names)
+    # The first step may be printed as sections, too.
+    changed: set[str] = {*log.names, *(name.replace("/", ".") for name in log.names)}
     for line, section in sections_of(_without_models(lines)):
         found, banner = _on_one_line(line), _BANNER.findall(line)
         for table, prefix in ((values, ""), (nested, section)):

@@ -1,4 +1,4 @@
-"""What AReaL logs. Read: 0.3.4 to 2.0 and main of 2026-08.
+"""What AReaL logs. Read: 0.3.3 to 2.0 and main of 2026-08.
 
 A mean (`/avg`) is the sum over the cells of a mask over their number, of all micro-batches and ranks; scalars are means
 over mini-batches and ranks. `no_eos_ratios`, the share of rows as long as the longest one, ended or not, is left out.
@@ -11,7 +11,28 @@ _UPDATE = "areal/trainer/ppo/actor.py, _ppo_update"
 _ENGINE = "areal/engine/fsdp_engine.py, optimizer_step"
 
 # fmt: off
+BEFORE: tuple[MetricName, ...] = tuple(
+    MetricName(f"grpo_actor/{name}", quantity, definition, f"areal/engine/ppo/actor.py, {where}", until="0.4.1",
+        factor=factor)
+    for name, quantity, definition, where, factor in (
+        ("task_reward/avg", "reward", "mean over rows of the reward as it is trained", "ppo_update", 1),
+        ("task_reward/min", "reward_min", "the smallest reward of a row", "ppo_update", 1),
+        ("task_reward/max", "reward_max", "the largest reward of a row", "ppo_update", 1),
+        ("advantages/avg", "advantage", "mean over trained tokens", "ppo_update", 1),
+        ("advantages/min", "advantage_min", "the smallest of them", "ppo_update", 1),
+        ("advantages/max", "advantage_max", "the largest of them", "ppo_update", 1),
+        ("entropy/avg", "entropy", "mean over trained tokens", "grpo_loss_fn", 1),
+        ("actor_loss/avg", "policy_loss", "mean over trained tokens", "grpo_loss_fn", 1),
+        ("grad_norm", "grad_norm", "before clipping", "ppo_update", 1),
+        ("clip_ratio/avg", "clip_fraction", "mean over trained tokens of whether it is clipped", "grpo_loss_fn", 1),
+        ("approx_kl/avg", "ppo_kl", "mean over trained tokens of new minus proximal log-prob", "grpo_loss_fn", -1),
+        ("lr", "learning_rate", "of the optimizer", "ppo_update", 1),
+    )
+)
+"""Of the examples up to 0.3, which choose the first word."""
+
 NAMES: tuple[MetricName, ...] = (
+    *BEFORE,
     MetricName("ppo_actor/task_reward/avg", "reward", "mean over rows of the reward before scale, clip and norm",
         _UPDATE, "0.4.1"),
     MetricName("rollout/reward", "reward", "mean over the episodes that ended since the last line",

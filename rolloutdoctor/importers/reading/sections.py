@@ -1,4 +1,4 @@
-"""Names of options that are printed below the sections that they are of, as YAML and indented JSON are."""
+"""Names that are printed below the sections that they are of, as YAML and indented JSON are."""
 
 import re
 from collections.abc import Iterable, Iterator
