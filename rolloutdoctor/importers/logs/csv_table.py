@@ -12,14 +12,13 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, is_log_row, is_of_update, step_of
-from rolloutdoctor.importers.logs.row_shapes import plain
+from rolloutdoctor.importers.logs.row_shapes import COUNTERS, plain
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
-_CHART_STEPS = (*STEPS, "Step")
-_COUNTERS = (*STEPS, "episode", "epoch", "round")
+_COUNTERS = (*STEPS, *COUNTERS)
 """Columns that number the rows, the best first, in lower case."""
 
 _DOWNLOADED = ["Wall time", "Step", "Value"]
@@ -34,7 +33,7 @@ class CsvTable:
 
     def detect(self, path: Path) -> str | None:
         """Look at the first line: names between commas, one of them a step's or a metric of an update."""
-        names = _first_line(path) if path.is_file() else []
+        names = _head(path)[0] if path.is_file() else []
         if _chart(names):
             return "a chart of wandb as CSV"
         counter = None if {*names} & OF_ROLLOUTS - {"sample_id"} else _counter(names)
@@ -48,7 +47,7 @@ class CsvTable:
         """Yield the rows that have a step; where none has one, they may be numbered."""
         try:
             with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
-                delimiter = _delimiter(Path(source.path))
+                _, delimiter = _head(Path(source.path))
                 table = csv.DictReader(_bounded(file, source.name), delimiter=delimiter)
                 yield from _entries(table, delimiter, source.name, notes)
         except OSError as error:
@@ -141,24 +140,20 @@ def _bounded(file: TextIO, name: str) -> Iterator[str]:
         yield line
 
 
-def _first_line(path: Path) -> list[str]:
+def _head(path: Path) -> tuple[list[str], str]:
+    """Return the names in the first line, and what separates them: commas or semicolons."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader([file.readline(2**20)], delimiter=_delimiter(path)), [])
+            line = file.readline(2**20)
+        delimiter = max(",;", key=line.count)
+        return next(csv.reader([line], delimiter=delimiter), []), delimiter
     except (OSError, UnicodeDecodeError, csv.Error):
-        return []
-
-
-def _delimiter(path: Path) -> str:
-    """Return what separates the names of the first line: a comma or a semicolon."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        line = file.readline(2**20)
-    return max(",;", key=line.count)
+        return [], ","
 
 
 def _chart(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """The columns of a chart, each with its run and metric, but for the extremes; none if it is no chart."""
-    if len(names) < 2 or names[0] not in _CHART_STEPS or any(" - " not in name for name in names[1:]):
+    if len(names) < 2 or names[0] not in (*STEPS, "Step") or any(" - " not in name for name in names[1:]):
         return {}
     parts = {name: name.rpartition(" - ") for name in names[1:] if not name.endswith(_EXTREMES)}
     return {name: (run, metric) for name, (run, _, metric) in parts.items()}

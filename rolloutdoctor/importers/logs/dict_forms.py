@@ -16,7 +16,7 @@ from rolloutdoctor.importers.logs.printed import (
     texts_in,
     values_of,
 )
-from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEPS
+from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEPS, counter_of
 
 _LINES = 1_000
 """Lines of a dict, which terminals cut and `pprint` gives a name each."""
@@ -36,7 +36,6 @@ _EVAL = "eval_"
 _SUMMARY = "train_runtime"
 _OF_STEP = re.compile(r"(?i)loss|kl|entropy|grad|lr|learning_rate|clip|ratio|mean|avg|average|std|epoch|episode|return")
 """Words in the names of what is of a step, of an update of it or of several responses."""
-_IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"batch", "ep", "epoch", "episode"}))
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class DictForm:
         row = None if opened is None else dict_in(_INNER.sub("", text[opened.start() :], count=1))
         if row is None or len(row) > MOST_NAMES:
             return
-        step, total, counter = _step_of(row)
+        counter, step, total = counter_of(row, (*STEPS, "it")) or ("", None, None)
         if step is None and not self.names:
             step, total, _ = counted(line[: line.find("{")]) or (None, None, "")
         is_eval = _is_evaluation(row)
@@ -134,15 +133,6 @@ def _is_evaluation(row: dict[str, str]) -> bool:
 
 def _named(name: str, *, is_eval: bool) -> str:
     return name.removeprefix(_EVAL) if is_eval else name
-
-
-def _step_of(row: dict[str, str]) -> tuple[int | None, int | None, str]:
-    """Return the step that a row says, of how many, and the name under which it does."""
-    for name in _IN_A_DICT:
-        done, _, total = row.get(name, "").partition("/")
-        if done.isdecimal() and len(done) < 19:
-            return int(done), int(total) if total.isdecimal() else None, name
-    return None, None, ""
 
 
 def _joined(lines: Iterable[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.kinds_of_rows import NUMBERS, are_of_steps, is_history, kind_of_rows
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import is_number
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
 from rolloutdoctor.importers.logs.row_names import LONG, STEPS, counter_of
 from rolloutdoctor.importers.logs.row_shapes import plain, without_excerpts
@@ -26,9 +27,10 @@ class JsonLines:
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
         rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
-        is_log = all(any(map(is_metric, row)) for row in rows) and (
-            are_of_steps(rows) or are_of_steps([*map(without_excerpts, rows)], of_samples=True)
-        )
+        samples = [*map(without_excerpts, rows)]
+        is_log = are_of_steps(rows) or are_of_steps(samples, of_samples=True)
+        # A list under a name that nobody knows may have a number for each token.
+        is_log = is_log and all(any(map(is_metric, row)) and all(map(is_number, row.values())) for row in samples)
         return kind_of_rows(rows) or (NUMBERS if is_log else None)
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:

@@ -23,23 +23,12 @@ class NoNumber:
 Cell = float | NoNumber | None
 
 
-_SPELLED = {
-    "nan": math.nan,
-    **dict.fromkeys(("inf", "+inf", "infinity", "+infinity"), math.inf),
-    **dict.fromkeys(("-inf", "-infinity"), -math.inf),
-}
-"""How JSON, Python and others write a number that is not finite, in lower case."""
-
-
 def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
     """Return values as numbers or null, and what is neither as `NoNumber`; empty texts and media are left out.
 
     wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf".
     """
-    spelled = {
-        name: _SPELLED.get(value.strip().lower(), value) if isinstance(value, str) else _mean(value)
-        for name, value in values.items()
-    }
+    spelled = {name: _spelled(value) if isinstance(value, str) else _mean(value) for name, value in values.items()}
     found: dict[str, Cell] = {
         name: _in_float32(as_float(value)) if is_number(value) else NoNumber(cells.shown(value), where)
         for name, value in spelled.items()
@@ -49,6 +38,12 @@ def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
     if REWARD_STD not in values and isinstance(rewards, list) and (std := std_of(rewards)) is not None:
         found[REWARD_STD] = std
     return found
+
+
+def _spelled(text: str) -> object:
+    """Return the number that is not finite which a text says; what says none as it is."""
+    found = number(text)
+    return text if found is None or math.isfinite(found) else found
 
 
 REWARDS = ("rewards", "reward", "scores")

@@ -1,7 +1,7 @@
 """Names in a row of a log: those of its step, and those that tell it from a rollout."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.importers.reading import cells
@@ -15,6 +15,7 @@ STEPS = (
     "trainer/global_step",
     "training/global_step",
     "training_step",
+    "train_step",
     # ms-swift's, in logging.jsonl and on the console: "5/16"
     "global_step/max_steps",
     # LLaMA-Factory's, in trainer_log.jsonl
@@ -34,13 +35,13 @@ STEPS = (
 """Names under which loggers have the step, the best first."""
 
 
-def counter_of(row: Mapping[str, object]) -> tuple[str, int, int | None] | None:
+def counter_of(row: Mapping[str, object], names: Sequence[str] = STEPS) -> tuple[str, int, int | None] | None:
     """Return under which name a row has its step, the step, and of how many where it says so; None if it has none.
 
     >>> counter_of({"step": "5/16"}), counter_of({"step": "final", "iter": 7.0}), counter_of({"step": 3.5})
     (('step', 5, 16), ('iter', 7, None), None)
     """
-    for name in STEPS:
+    for name in names:
         value = row.get(name)
         done, slash, total = value.strip().partition("/") if isinstance(value, str) else (value, "", "")
         step, of = _natural(done), _natural(total)

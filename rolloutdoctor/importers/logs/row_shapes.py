@@ -26,7 +26,7 @@ _HOLDERS = frozenset(
 )
 """Words in the name of an object that holds the metrics of its row, and says nothing of them: ``ppo_stats``."""
 
-_COUNTERS = ("episode", "epoch", "round")
+COUNTERS = ("episode", "epoch", "round")
 """Names of whole numbers that count the rows of a loop that counts no steps."""
 
 _OF_UPDATES = frozenset({"loss", "policy_loss", "critic_loss", "grad_norm", "learning_rate"})
@@ -60,7 +60,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         step = name_of(named)
         row = {step if name == named else name: value for name, value in row.items()}
     if step is None:
-        counter = next((name for name in _COUNTERS if type(row.get(name)) is int), None)
+        counter = next((name for name in COUNTERS if type(row.get(name)) is int), None)
         rest = {name: value for name, value in row.items() if name != counter}
         is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}) or is_episode(row))
         return {"step": row[counter], **rest} if is_log and counter is not None else row

@@ -7,7 +7,7 @@ from html import unescape
 from rolloutdoctor.importers.logs.base import of_splits
 from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import Printed, name_of, values_of
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import writers
 
@@ -22,7 +22,7 @@ _BAR = re.compile(r"\[ {0,18}[0-9]{1,18}/([0-9]{1,18}) [^\]]{1,60}, Epoch [0-9.]
 _GAP = re.compile(r"\s{2,}")
 _COMMA = re.compile(r"\s*,\s*")
 _STEP = re.compile(r"[0-9]{1,18}")
-_STEPS = ("step", "global_step", "training_step", "train_step", "steps", "iteration", "iter", "update", "episode")
+_STEPS = (*(name for name in STEPS if name.isidentifier()), "episode")
 """Heads of the column that numbers the rows, the best first, in lower case."""
 
 _BARS = str.maketrans("│┃║", "|||")
