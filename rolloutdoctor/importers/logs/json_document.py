@@ -15,6 +15,7 @@ from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import DataError, InputError
 
 _LARGEST = 256 * 2**20
+_SEVERAL = 2
 _HISTORY = "log_history"
 _FLAT = re.compile(rb"\{[^{}]{1,100000}\}")
 """An object that holds no other, as the rows of a document that was cut."""
@@ -65,16 +66,13 @@ def _history(rows: object, name: str) -> Rows:
 
 
 def _opens_document(path: Path) -> bool:
-    """True if a file may be one JSON document: its first line is no object by itself, or all of it, with rows."""
-    objects = lines.first_objects(path, 2)
-    if objects:
-        return len(objects) == 1 and (_HISTORY in objects[0] or bool(rows_of(objects[0])[0]))
+    """True if a file may be one JSON document: it opens an object or a list, and has no object on each line."""
     try:
         with path.open("rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError:
         return False
-    return start[:1] in (b"{", b"[")
+    return start[:1] in (b"{", b"[") and len(lines.first_objects(path, 2)) < _SEVERAL
 
 
 def _document(source: Source, notes: LogNotes) -> dict[str, object] | Sequence[object]:

@@ -1,7 +1,7 @@
 """Logged numbers as Parquet: the history of a wandb run, or any table with a step and metrics."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,7 @@ def _is_log(schema: "pa.Schema") -> bool:
     others = [field for field in schema if field.name not in (*STEPS, "split") and not types.is_null(field.type)]
     if not others or any(not types.is_primitive(field.type) for field in others):
         return False
-    return not of_rollouts(names) or is_of_update(names) or _is_prefixed(names)
-
-
-def _is_prefixed(names: Collection[str]) -> bool:
-    return of_rollouts(names) == {"reward"} and any("/" in name for name in names)
+    return is_of_update(names) or of_rollouts(names) <= ({"reward"} if any("/" in name for name in names) else set())
 
 
 def _parquet(source: Source, notes: LogNotes) -> Iterator[Entry]:
