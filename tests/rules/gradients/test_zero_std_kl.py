@@ -208,6 +208,13 @@ def test_float32_residue_is_no_proof():
     assert found_by(CODE, batch, logged={"grad_norm": 1.0}, trainer="trl", beta=0.1).verdict == "exposed"
 
 
+def test_a_logged_kl_is_no_proof():
+    # It holds the KL of these groups whether or not their gradient does: the mean k3 of log-probs half a nat apart.
+    options = {"adv_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
+    logged = {"actor/kl_loss": math.exp(-0.5) - 0.5}
+    assert found_by(CODE, mixed(), trainer="verl", logged=logged, **options).verdict == "exposed"
+
+
 def test_several_optimizer_steps_are_no_proof():
     batch = dead(per_row={"optim_step_id": [0, 0, 1, 1]})
     assert found_by(CODE, batch, logged={"grad_norm": 1.0}, **TRL).verdict == "exposed"
