@@ -108,7 +108,7 @@ ONE_LAW: dict[str, int] = {
     "rules/integrity/turn_boundary.py": 210,
     "rules/integrity/version_stamps.py": 250,
     "rules/off_policy/packing_leak.py": 190,
-    "rules/off_policy/position_shift.py": 280,
+    "rules/off_policy/position_shift.py": 220,
     "rules/off_policy/sampler_mismatch_logged.py": 190,
     "rules/off_policy/sequence_is_length_bias.py": 250,
     "rules/off_policy/stale_prefix_cache.py": 220,
