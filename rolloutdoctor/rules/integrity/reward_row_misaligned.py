@@ -1,14 +1,13 @@
 """RDI004: rewards belong to other rows."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import response_columns
 from rolloutdoctor.results.exact import ratio
@@ -19,7 +18,6 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.measures.reward_relations import Relation
     from rolloutdoctor.rules.step import StepView
@@ -108,16 +106,20 @@ class RewardRowMisaligned(DirectRule):
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Nothing of rows; the relations of each step, from the hashes of all of them."""
+        from rolloutdoctor.rules.measures.reward_relations import relations_of
+
         hash_N = step.token_measures.get(self.code, {}).get("hash", step.batch.per_row.get("response"))
         hashes = [None] * len(step.each) if hash_N is None else step.split(hash_N)
         for each, hash_n in zip(step.each, hashes, strict=True):
-            each.cached("reward relations", partial(_relations, each.batch, hash_n))
+            each.cached("reward relations", partial(relations_of, each.batch, hash_n))
         return {}
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """The rows that keep each relation, as recorded and in other orders, and the first that do not."""
+        from rolloutdoctor.rules.measures.reward_relations import agreement_of_copies, orders_of
+
         relations: list[Relation] = step.cached("reward relations", list)
-        found = dict(_copies(step.batch, relations))
+        found = agreement_of_copies(step.batch, relations)
         for one in relations:
             words, breaking = one.words, (~one.kept()).nonzero().squeeze(1).tolist()
             values = (one.tested, one.bits, one.tested - len(breaking))
@@ -125,7 +127,7 @@ class RewardRowMisaligned(DirectRule):
             for place, row in enumerate(breaking[:KEEP_EXAMPLES]):
                 found |= {f"row/{words}|{place}": row, f"worst/{words}|{place}": len(breaking) / one.tested}
             if breaking:
-                names, source_ON = step.cached("reward orders", partial(_orders, step.batch))
+                names, source_ON = step.cached("reward orders", partial(orders_of, step.batch))
                 moved = (one.tested - (~one.kept(source_ON)).sum(1)).tolist()
                 found |= {f"moved/{words}|{name}": kept for name, kept in zip(names, moved, strict=True)}
         return found
@@ -217,59 +219,3 @@ class RewardRowMisaligned(DirectRule):
             advice="join rewards to rows by sample id; if they already are, the reward does not depend on the response",
             measures={"copies": Measure(int(copies), "rows"), "differing_copies": Measure(int(differing), "rows")},
         )
-
-
-def _orders(batch: "RolloutBatch") -> "tuple[list[str], Tensor]":
-    """Names of the orders, and the row whose reward each row has in them, ``[O, N]``."""
-    import torch
-
-    from rolloutdoctor.search.hypotheses.row_order import ROW_ORDERS
-
-    # What the rewards would be, sorted, says nothing of whose they are.
-    told = {name: order for name, (_, order) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
-    found = {name: order(_on_cpu(batch)) for name, order in told.items()}
-    known = {name: source_N for name, source_N in found.items() if source_N is not None}
-    return list(known), torch.stack(list(known.values()))
-
-
-def _copies(batch: "RolloutBatch", relations: "Sequence[Relation]") -> dict[str, Any]:
-    """Compare the rewards of equal responses with those of their groups, by the function that differs most."""
-    import torch
-
-    found: dict[str, Any] = {}
-    groups = _on_cpu(batch).groups
-    for one in relations:
-        first_N = one.first_of_kind()
-        if first_N is None or groups is None:
-            continue
-        again_N = (first_N != torch.arange(len(first_N))).nonzero().squeeze(1)
-        apart = (one.reward_N[again_N] - one.reward_N[first_N[again_N]]).square()
-        if found and int((apart > 0).sum()) <= found["differing"]:
-            continue
-        size_N, mean_N = (x_G[groups.index_N] for x_G in (groups.size_G, groups.total(one.reward_N) / groups.size_G))
-        centred_N = (one.reward_N - mean_N).square()
-        # The mean squared distance from the others of the group.
-        chance_N = (size_N * centred_N + groups.total(centred_N)[groups.index_N]) / (size_N - 1)
-        by_chance = chance_N[again_N]
-        found = {"copies": len(again_N), "differing": int((apart > 0).sum()), "apart": float(apart.sum())}
-        found |= {"by_chance": float(by_chance.sum()), "squares": float(by_chance.square().sum())}
-        found["less"] = float((by_chance - apart).square().sum())
-    return found
-
-
-def _relations(batch: "RolloutBatch", hash_N: "Tensor | None") -> "list[Relation]":
-    """Relations that rewards have with the responses, given hashes of these."""
-    import torch
-
-    from rolloutdoctor.rules.measures.reward_relations import relations_of
-
-    if "reward" not in batch.per_row or not len(batch):
-        return []
-    ends = batch.statuses
-    is_cut_N = torch.tensor([(end or "").lower() in TRUNCATED for end in ends]) if any(ends) else None
-    return relations_of(_on_cpu(batch), None if hash_N is None else hash_N.cpu(), is_cut_N)
-
-
-def _on_cpu(batch: "RolloutBatch") -> "RolloutBatch":
-    """The rows of a step on the CPU; their tokens stay where they are."""
-    return batch if batch.device.type == "cpu" else replace(batch, per_token={}).to("cpu")

@@ -1,13 +1,16 @@
 """Relations between a row and its own reward, which rewards made from the response satisfy."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log2
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import TRUNCATED
+from rolloutdoctor.search.hypotheses.row_order import ROW_ORDERS
 
 LEAST = 8
 """Rows between the smallest and the largest reward from which a line through lengths is recognised."""
@@ -72,14 +75,17 @@ def _first_of_kind(feature_N: Tensor) -> Tensor:
     return torch.where(told_N, first_N.gather(-1, kind_N), own_N)
 
 
-def relations_of(batch: RolloutBatch, hash_N: Tensor | None, is_cut_N: Tensor | None) -> list[Relation]:
+def relations_of(batch: RolloutBatch, hash_N: Tensor | None) -> list[Relation]:
     """Return the relations that the rewards of a step can be tested against, for every reward function.
 
     Args:
-        batch: the rows, on the CPU.
+        batch: the rows.
         hash_N: hash of each response, ``[N]`` int64, or None.
-        is_cut_N: True for responses that were cut off, ``[N]``, or None.
     """
+    if "reward" not in batch.per_row or not len(batch):
+        return []
+    ends, batch, hash_N = batch.statuses, _on_cpu(batch), None if hash_N is None else hash_N.cpu()
+    is_cut_N = torch.tensor([(end or "").lower() in TRUNCATED for end in ends]) if any(ends) else None
     terms: Mapping[str, Tensor] = batch.rewards or {"reward": batch.column("reward")}
     found: list[Relation] = []
     for term, value_N in terms.items():
@@ -147,3 +153,45 @@ def _of_truncated(term: str, reward_N: Tensor, is_cut_N: Tensor | None) -> Relat
     share = float((reward_N == reward_N.min()).double().mean())
     words = f"truncated responses have the lowest {term}"
     return Relation(words, term, tested, -tested * log2(share), is_cut_N.double(), reward_N, "lowest")
+
+
+def agreement_of_copies(batch: RolloutBatch, relations: Sequence[Relation]) -> dict[str, Any]:
+    """Compare the rewards of equal responses with those of their groups, by the function that differs most."""
+    found: dict[str, Any] = {}
+    groups = _on_cpu(batch).groups
+    for one in relations:
+        first_N = one.first_of_kind()
+        if first_N is None or groups is None:
+            continue
+        again_N = (first_N != torch.arange(len(first_N))).nonzero().squeeze(1)
+        apart = (one.reward_N[again_N] - one.reward_N[first_N[again_N]]).square()
+        differing = int((apart > 0).sum())
+        if found and differing <= found["differing"]:
+            continue
+        size_N, mean_N = (x_G[groups.index_N] for x_G in (groups.size_G, groups.total(one.reward_N) / groups.size_G))
+        centred_N = (one.reward_N - mean_N).square()
+        # The mean squared distance from the others of the group.
+        chance_N = (size_N * centred_N + groups.total(centred_N)[groups.index_N]) / (size_N - 1)
+        by_chance = chance_N[again_N]
+        sums = {
+            "apart": apart,
+            "by_chance": by_chance,
+            "squares": by_chance.square(),
+            "less": (by_chance - apart).square(),
+        }
+        found = {"copies": len(again_N), "differing": differing} | {name: float(x.sum()) for name, x in sums.items()}
+    return found
+
+
+def orders_of(batch: RolloutBatch) -> tuple[list[str], Tensor]:
+    """Names of the orders that are tried, and the row whose reward each row has in them, ``[O, N]``."""
+    # What the rewards would be, sorted, says nothing of whose they are.
+    told = {name: order for name, (_, order) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
+    found = {name: order(_on_cpu(batch)) for name, order in told.items()}
+    known = {name: source_N for name, source_N in found.items() if source_N is not None}
+    return list(known), torch.stack(list(known.values()))
+
+
+def _on_cpu(batch: RolloutBatch) -> RolloutBatch:
+    """The rows of a step on the CPU; their tokens stay where they are."""
+    return batch if batch.device.type == "cpu" else replace(batch, per_token={}).to("cpu")
