@@ -77,6 +77,13 @@ def skyrl(step):
     return f"{status}\n{ray('skyrl_entrypoint', f'{head}Step {step + 1}: ' + chr(10) + pprint.pformat(metrics))}"
 
 
+def skyrl_with_a_tracker(step):
+    head = "(skyrl_entrypoint pid=77) 2026-08-01 12:00:01.123 | INFO     | skyrl_train.trainer:train:497 - "
+    status = {"final_loss": 0.5, "policy_loss": 0.5, "policy_lr": 1e-06, "policy_entropy": 0.4, "raw_grad_norm": 0.3}
+    rewards = f"{head}reward/avg_pass_at_8: 0.75, reward/avg_raw_reward: {reward(step)}"
+    return f"{rewards}\n{head}{status}\n{bar('Training Step Progress', step + 1, 60)}"
+
+
 def nemo_rl(step):
     return "\n".join(
         [
@@ -359,6 +366,8 @@ CONSOLES = (
     Console(skyrl, "reward/avg_raw_reward", "skyrl", more={"policy/policy_lr": 0.0}, head=SKYRL, trainer="skyrl",
         options={"trainer.algorithm.kl_loss_coef": 0.001, "generator.n_samples_per_prompt": 5,
             "trainer.policy.optimizer_config.lr": 1e-6, "trainer.critic.optimizer_config.lr": 5e-6}),
+    # skyrl/train/trainer.py, postprocess_generator_output and train
+    Console(skyrl_with_a_tracker, "reward/avg_raw_reward", "skyrl", more={"policy_lr": 1e-6, "raw_grad_norm": 0.3}),
     # nemo_rl/algorithms/grpo.py, grpo_train; examples/run_grpo.py, main
     Console(nemo_rl, "train/reward", "nemo-rl", more={"train/loss": 0.0123}, head=NEMO_RL, trainer="nemo-rl",
         options={"grpo.num_generations_per_prompt": 16, "loss_fn.ratio_clip_max": 0.2}),

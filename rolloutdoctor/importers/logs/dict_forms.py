@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.counters import COUNTERS, counted
@@ -12,11 +12,13 @@ from rolloutdoctor.importers.logs.printed import (
     Printed,
     dict_in,
     is_log_line,
+    mean_rewards_in,
     nulls_of,
     texts_in,
     values_of,
 )
 from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEPS, counter_of
+from rolloutdoctor.metric_names.table import metric_quantities
 
 _LINES = 1_000
 """Lines of a dict, which terminals cut and `pprint` gives a name each."""
@@ -58,16 +60,23 @@ class DictForm:
     remarks: tuple[str, ...] = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
-        """Yield the dicts that log numbers; the summary at the end of a training only where there is nothing else."""
+        """Yield the dicts that log numbers; the summary at the end of a training only where there is nothing else.
+
+        One that nothing counts has the mean rewards that are printed before it: ``train`` (skyrl/train/trainer.py).
+        """
         summary: list[Printed] | None = []
+        rewards: dict[str, float | None] = {}
         for line in _joined(lines):
             if self.mark not in line:
                 continue
+            if not self.names and self.numbering is None and "{" not in line and "eval" not in line:
+                rewards |= mean_rewards_in(line)
             found = self._numbered(line) if self.numbering else self._unnumbered(line)
             if _SUMMARY not in line:
                 for record in found:
-                    yield record
-                    summary = None
+                    has_own = record.step is not None or "reward" in metric_quantities(record.values).values()
+                    yield record if has_own or not rewards else replace(record, values=rewards | record.values)
+                    rewards, summary = {}, None
             elif summary is not None:
                 summary = list(found)
         yield from summary or ()

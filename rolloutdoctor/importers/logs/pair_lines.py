@@ -1,6 +1,5 @@
 """Lines of names and numbers with a counter: loops of one's own, and Megatron's."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,7 @@ from itertools import pairwise
 from rolloutdoctor.importers.logs.bar_form import BAR
 from rolloutdoctor.importers.logs.counters import COUNTERS, counted, of_one_counter, through_epochs
 from rolloutdoctor.importers.logs.numbers import number
-from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Printed, is_log_line, name_of, pairs
+from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Printed, is_log_line, mean_rewards_in, name_of, pairs
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -186,12 +185,6 @@ def _logs(record: Printed) -> bool:
 def _with_means(lines: Iterable[str], means: list[Printed]) -> Iterator[str]:
     """Yield lines, and keep the mean rewards in them, which are of steps though nothing counts them."""
     for line in lines:
-        if "reward" in line and any(word in line for word in ("mean", "avg", "average")):
-            values: dict[str, float | None] = {name_of(label): number(text) for label, text in pairs(line)}
-            known = metric_quantities(values)
-            if any(known.get(name) == "reward" and _OF_MEANS.search(name) for name in values):
-                means.append(Printed({name: value for name, value in values.items() if name in known}))
+        if found := mean_rewards_in(line):
+            means.append(Printed(found))
         yield line
-
-
-_OF_MEANS = re.compile(r"mean|avg|average")

@@ -8,6 +8,7 @@ from functools import lru_cache
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, number, std_of
 from rolloutdoctor.metric_names.generic import is_metric, snake
+from rolloutdoctor.metric_names.table import metric_quantities
 
 NUMBER = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]{1,20}|nan|inf|NaN|Infinity)"
 
@@ -152,3 +153,20 @@ def name_of(label: str) -> str:
 def is_log_line(names: Collection[str]) -> bool:
     """Tell the names of a line that logs numbers from those of options and of clocks."""
     return any(map(is_metric, names))
+
+
+_OF_MEANS = re.compile(r"mean|avg|average")
+
+
+def mean_rewards_in(line: str) -> dict[str, float | None]:
+    """Return the metrics of a line with a mean reward, which is of a step though nothing counts it.
+
+    >>> mean_rewards_in("avg_reward: 0.5, kl: 0.1, lines: 3"), mean_rewards_in("reward: 0.5")
+    ({'avg_reward': 0.5, 'kl': 0.1}, {})
+    """
+    if "reward" not in line or _OF_MEANS.search(line) is None:
+        return {}
+    values: dict[str, float | None] = {name_of(label): number(text) for label, text in pairs(line)}
+    known = metric_quantities(values)
+    is_mean = any(known.get(name) == "reward" and _OF_MEANS.search(name) for name in values)
+    return {name: value for name, value in values.items() if name in known} if is_mean else {}
