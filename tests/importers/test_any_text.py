@@ -601,3 +601,15 @@ def test_updates_rarer_than_a_tenth_of_the_steps(tmp_path, updates):
     path.write_text(steps + lines)
     logged = [row for _, _, row in read_log(Source.of(str(path)), LogNotes())]
     assert sum("kl" in row for row in logged) == (updates if updates == 3 else 0)
+
+
+def test_dicts_without_a_step_among_those_with_one(tmp_path):
+    """A line that lost its step has the names of the others; what has other names is of a response."""
+    lines = [f"{{'step': {step}, 'loss': 0.5, 'mean_reward': 0.{step}, 'kl_mean': 0.01}}\n" for step in range(1, 6)]
+    lines[3] = lines[3].replace("'step': 4, ", "")
+    lines.insert(2, "{'format_mean': 1.0, 'accuracy_mean': 0.0, 'length_mean': 7}\n")
+    (tmp_path / "log.txt").write_text("begin\n" + "".join(lines))
+    notes = LogNotes()
+    entries = list(read_log(Source.of(str(tmp_path / "log.txt")), notes))
+    assert [(step, values["mean_reward"]) for step, _, values in entries] == [(step, step / 10) for step in range(1, 6)]
+    assert notes.begins == (0, 2)

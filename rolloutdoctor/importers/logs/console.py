@@ -1,6 +1,7 @@
 """Text with numbers in it: what trainers print, among progress bars and anything else, tables, loops of one's own."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -89,11 +90,16 @@ def entries_of_text(text: Iterable[str], form: Form, name: str, notes: LogNotes)
     for record in form.records(bars.watched(_lengths(text, notes), records)):
         records.append(record)
         places.append(bars.lines)
-    counted = [at for at, record in enumerate(records) if record.step is not None]
-    if form in ANY_NAMES and len(counted) < len(records) <= 2 * len(counted):
-        # What nothing counts is of responses, where most lines are counted.
-        records, places = [records[at] for at in counted], [places[at] for at in counted]
-        bars = Bars([(0, done, total) for _, done, total in bars.drawn])
+    usual = {each for record in records if record.step is not None for each in record.values}
+    kept = [
+        place
+        for place, record in enumerate(records)
+        if record.step is not None or 2 * len(record.values.keys() & usual) > len(record.values)
+    ]
+    if form in ANY_NAMES and len(kept) < len(records) <= 2 * len(kept):
+        # What nothing counts, and has other names, is of responses where most lines are counted.
+        records, places = [records[at] for at in kept], [places[at] for at in kept]
+        bars = Bars([(bisect_left(kept, at), done, total) for at, done, total in bars.drawn])
     first, after = notes.chosen(runs_in(records), name)
     notes.begins = (places[first - 1] if first else 0, places[first]) if places else None
     for record in records[first:after]:
