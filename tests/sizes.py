@@ -94,7 +94,6 @@ ONE_LAW: dict[str, int] = {
     "rules/advantages/inert_reward_term.py": 230,
     "rules/advantages/length_starved.py": 230,
     "rules/advantages/rejected_in_baseline.py": 250,
-    "rules/advantages/reward_missing_as_zero.py": 240,
     "rules/advantages/reward_not_a_function.py": 240,
     "rules/advantages/shaped_reward_phantom.py": 200,
     "rules/dynamics/repetition.py": 200,

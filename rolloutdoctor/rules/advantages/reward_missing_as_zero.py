@@ -1,15 +1,13 @@
 """RDA005: rows without a reward count as 0."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from rolloutdoctor.data.schema import FAILED
 from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
-from rolloutdoctor.objective.estimators import Axis
-from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
@@ -73,65 +71,12 @@ class RewardMissingAsZero(DirectRule):
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Rows with a reward of 0 and a witness that it is none, and the advantages without them."""
-        import torch
+        from rolloutdoctor.rules.measures.unscored_rows import unscored_rows, without_rows
 
         if "reward" not in step.batch.per_row:
             return dict.fromkeys(self.adds)
-        missing_N = self._witnessed(step)
-        # Mostly no step has any.
-        parts = zip(step.each, step.split(missing_N), strict=True) if bool(missing_N.any()) else [(step, missing_N)]
-        effect = torch.cat([self._without(each, missing_n) for each, missing_n in parts])
-        return dict(zip(self.adds, (missing_N, step.logged_advantages(), *effect.unbind(1)), strict=True))
-
-    def _witnessed(self, step: "StepView") -> "Tensor":
-        import torch
-
-        from rolloutdoctor.evaluation.response_ends import has_status
-
-        batch, reward_N, by_step = step.batch, step.batch.column("reward"), step.by_step
-        witness_N = has_status(step.statuses, FAILED, batch.device)
-        witness_N |= has_status(batch.errors or [None] * len(batch), None, batch.device)
-        if batch.rewards:
-            null_N = torch.stack([each_N.isnan() for each_N in batch.rewards.values()]).all(0)
-            # Other rewards than 0 without any function: the file does not hold all functions of these rows.
-            lacks_some = by_step.any(null_N & reward_N.isfinite() & (reward_N != 0))
-            witness_N |= null_N & by_step.expand(~lacks_some & ~by_step.all(null_N))
-        objective = None if step.evaluation is None else step.evaluation.objective
-        as_zero = objective is not None and objective.advantage.null_is_zero
-        return (witness_N & (reward_N == 0)) | (reward_N.isnan() & as_zero)
-
-    def _without(self, step: "StepView", missing_N: "Tensor") -> "Tensor":
-        """Advantages and baselines with the rows left out, and rounding radii, ``[N, 3]``; NaN and -1 where unknown."""
-        import torch
-
-        from rolloutdoctor.evaluation.evaluate import evaluate_rows
-        from rolloutdoctor.results.errors import CannotComputeError
-
-        batch = step.batch
-        unknown = torch.tensor([torch.nan, torch.nan, -1.0], dtype=torch.float64, device=batch.device)
-        nothing = unknown.expand(len(batch), 3)
-        evaluation = step.evaluation if bool(missing_N.any()) else None
-        if evaluation is None or evaluation.rows is None:
-            return nothing
-        objective = evaluation.objective
-        sums_tokens = objective.advantage.sums_tokens and "token_rewards" in batch.per_token
-        if objective.advantage.spec.axis is not Axis.ROWS or sums_tokens:
-            return nothing
-        reward_N = torch.where(missing_N, torch.nan, batch.column("reward"))
-        scored = replace(batch, per_row={**batch.per_row, "reward": reward_N})
-        leaving = replace(
-            objective,
-            advantage=replace(objective.advantage, null_is_zero=False),
-            baseline_rows=objective.baseline_rows.leaving_out(RowSet.UNSCORED),
-        )
-        try:
-            rows = evaluate_rows(scored, leaving, evaluation.dtype)
-        except CannotComputeError:
-            return nothing
-        assert rows is not None
-        assert rows.advantage_N is not None
-        assert rows.baseline_N is not None
-        return torch.stack([rows.advantage_N, rows.baseline_N, step.advantage_radius()], 1)
+        missing_N = unscored_rows(step)
+        return dict(zip(self.adds, (missing_N, step.logged_advantages(), *without_rows(step, missing_N)), strict=True))
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Sums over the rows of each step, missing and with another advantage without those, and the missing rows."""
