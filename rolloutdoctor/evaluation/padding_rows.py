@@ -1,5 +1,7 @@
 """Rows that fill up a batch: copies of a row of the step that a trainer adds so that the rows divide evenly."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -80,6 +82,29 @@ def copied_rows(batch: RolloutBatch) -> tuple[Tensor, Tensor]:
     first_N = row_N.scatter_reduce(0, index_N, row_N, "amin", include_self=False)[index_N]
     trained_N = batch.trained.diff() if "response_mask" in batch.per_token else batch.rows.diff()
     return (trained_N > 0) & (first_N != row_N), first_N
+
+
+def copies_of_steps(batches: Sequence[RolloutBatch], all_steps: RolloutBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `copied_rows` of several steps, those that are `filling` and the `idle_copies`, ``[N]`` bool each.
+
+    Args:
+        batches: the steps.
+        all_steps: the same as one.
+    """
+    # Copies are those of a group, and groups those of a step: mostly no step has any.
+    copied_N, _ = copied_rows(all_steps)
+    if not bool(copied_N.any()):
+        return copied_N, copied_N, copied_N
+    copies = [(batch, *copied_rows(batch)) for batch in batches]
+    fills_N, idle_N = (torch.cat([which(*one) for one in copies]) for which in (filling, idle_copies))
+    return copied_N, fills_N, idle_N
+
+
+def own_rows(batch: RolloutBatch, copied_N: Tensor) -> Tensor:
+    """How many rows that are no copies the group of each row has, ``[N]``; NaN without groups."""
+    if batch.groups is None:
+        return torch.full(copied_N.shape, torch.nan)
+    return batch.groups.total((~copied_N).double())[batch.groups.index_N]
 
 
 def _numbered(key: list[Tensor]) -> tuple[Tensor, int]:

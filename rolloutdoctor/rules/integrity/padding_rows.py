@@ -15,7 +15,6 @@ from rolloutdoctor.rules.table_rule import Quantity, with_places
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.rules.step import StepView
 
 TELLING = frozenset({"response_ids", "rollout_log_probs", "old_log_probs", "policy_log_probs"})
@@ -90,28 +89,13 @@ class PaddingRows(RowCountingRule):
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Copies, those that fill up the batch, and trained tokens."""
-        import torch
+        from rolloutdoctor.evaluation.padding_rows import copies_of_steps, own_rows
 
-        from rolloutdoctor.evaluation.padding_rows import copied_rows, filling, idle_copies
-
-        # Copies are those of a group, and groups those of a step: mostly no step has any.
-        copied_N, _ = copied_rows(step.batch)
-        fills_N = idle_N = copied_N
-        if bool(copied_N.any()):
-            batches = [each.batch for each in step.each]
-            copies = [copied_rows(batch) for batch in batches]
-            fills_N = torch.cat([filling(batch, *found) for batch, found in zip(batches, copies, strict=True)])
-            idle_N = torch.cat([idle_copies(one, *found) for one, found in zip(batches, copies, strict=True)])
+        copied_N, fills_N, idle_N = copies_of_steps([each.batch for each in step.each], step.batch)
         trained_N = step.batch.trained.diff()
-        return {
-            "looked_at": trained_N > 0,
-            "shown": fills_N,
-            "size": trained_N * fills_N,
-            "copied": copied_N,
-            "trained": trained_N,
-            "idle": idle_N,
-            "own": _own_rows(step.batch, copied_N),
-        }
+        counts = {"looked_at": trained_N > 0, "shown": fills_N, "size": trained_N * fills_N}
+        own_N = own_rows(step.batch, copied_N)
+        return {**counts, "copied": copied_N, "trained": trained_N, "idle": idle_N, "own": own_N}
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Return the sums of each step, of the rows that are shown and of the idle ones among them, and these rows."""
@@ -126,8 +110,7 @@ class PaddingRows(RowCountingRule):
             **{f"size_{word}": size.filter(of).sum() for word, of in (("idle", idle), ("any", shown))},
         )
         places = rows.select(*NAMES, is_idle=idle, value=shown.cast(pl.Float64))
-        found = with_places(sums, places.filter("is_idle"), context)
-        return with_places(found, places.filter(~pl.col("is_idle")), context)
+        return with_places(sums, places, context, "is_idle")
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Count the rows; not by sizes of groups where these differ anyway."""
@@ -184,12 +167,3 @@ class PaddingRows(RowCountingRule):
             advice="set the mask of such rows to 0; compare with `rolloutdoctor diff --fix padding-rows`",
             fix=FIX,
         )
-
-
-def _own_rows(batch: "RolloutBatch", copied_N: "Tensor") -> "Tensor":
-    """How many rows that are no copies the group of each row has, ``[N]``."""
-    import torch
-
-    if batch.groups is None:
-        return torch.full(copied_N.shape, torch.nan)
-    return batch.groups.total((~copied_N).double())[batch.groups.index_N]
