@@ -96,7 +96,7 @@ ONE_LAW: dict[str, int] = {
     "rules/advantages/rejected_in_baseline.py": 250,
     "rules/advantages/reward_not_a_function.py": 240,
     "rules/advantages/shaped_reward_phantom.py": 200,
-    "rules/dynamics/repetition.py": 200,
+    "rules/dynamics/repetition.py": 190,
     "rules/gradients/kl_only_loss.py": 230,
     "rules/gradients/loss_near_zero.py": 270,
     "rules/gradients/reward_free_step.py": 210,

@@ -84,22 +84,9 @@ class Repetition(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the 16-grams of trained tokens, and those that occurred before, of sampled responses."""
-        import torch
+        from rolloutdoctor.rules.measures.repeated_tokens import repeated_tokens
 
-        from rolloutdoctor.ops.prefix_hash import scramble
-        from rolloutdoctor.ops.repeats import repeated_ngrams
-
-        batch, nothing_n = block.batch, torch.zeros(len(block.runs), dtype=torch.float64, device=block.batch.device)
-        every_S = -(-batch.rows[batch.by_step.runs.offsets].diff() // SAMPLED_TOKENS)
-        every_n = batch.by_step.expand(every_S.clamp(min=1))[block.rows]
-        long_n = (block.runs.lengths > self.least) & (scramble(batch.row_N[block.rows]) % every_n == 0)
-        found = {name: nothing_n.clone() for name in self.adds}
-        if bool(long_n.any()):
-            here_T = block.runs.expand(long_n)
-            ids_T, told_T = block.column("response_ids")[here_T], block.trained_T[here_T]
-            for name, count_n in zip(self.adds, repeated_ngrams(ids_T, told_T, block.runs.some(long_n)), strict=True):
-                found[name][long_n] = count_n
-        return found
+        return dict(zip(self.adds, repeated_tokens(block, self.least, SAMPLED_TOKENS), strict=True))
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Return sums over the responses of 128 trained tokens that were looked at, and those that repeat most."""
@@ -182,9 +169,7 @@ class Repetition(TableRule):
             confirmed=is_cut or not is_fault,
             headline=f"{percent(share)} of {counted(run.count('responses'), 'long response')} repeat themselves, "
             f"{percent(last)} in the last quarter of the steps" + (", and are rewarded for it" if is_paid else ""),
-            message=f"in {counted(found, 'response')} half of the 16-grams or more occurred before; {'; '.join(told)}"
-            if told
-            else f"in {counted(found, 'response')} half of the 16-grams or more occurred before",
+            message="; ".join([f"in {counted(found, 'response')} half of the 16-grams or more occurred before", *told]),
             evidence="token ids of trained tokens",
             advice=advice,
         )
