@@ -5,6 +5,7 @@ said before that it does not.
 """
 
 from collections.abc import Iterator
+from math import inf
 
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.vitals import Trend, Vital
@@ -34,6 +35,9 @@ STANDSTILL = "RDT016"
 _SHARES = ("truncated_share", "counted_share", "long_share")
 """Measures that are shares of the responses of a run."""
 
+_FAR = {"kl": (0.1, "a token"), "response_kl": (10.0, "a response")}
+"""Quantity to the nats from which on a gain is said with it: a hundred tokens then have a log-ratio of 10."""
+
 _BESIDE = frozenset({"learning_rate", "step_time"})
 """Quantities that say nothing of the policy."""
 
@@ -49,6 +53,8 @@ def before_the_rules(report: Report) -> Iterator[str]:
     most = sum(map(_is_of_much, may_be_why))
     words = [f"{as_sentence(one.remark)}." for one in may_be_why]
     gain, fall = _way(report)
+    if gain and (far := _how_far(report)):
+        gain[0] = f"{gain[0].removesuffix('.')}, {far}."
     still = [f"{as_sentence(one.headline)}." for one in report.causes if one.code == STANDSTILL]
     yield from (*words[:most], *gain, *words[most:], *still, *fall)
 
@@ -106,6 +112,17 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
             (gains if sign > 0 else falls).append(f"The {vital.title} {words}.")
         told = sign
     return gains, falls
+
+
+def _how_far(report: Report) -> str:
+    """Say how far from the reference a policy is that gained, where it is far and no finding says so."""
+    if any(one.code == "RDT004" for one in report.findings):
+        return ""
+    for vital in report.vitals:
+        least, unit = _FAR.get(vital.name, (inf, ""))
+        if vital.late > least:
+            return f"at a KL of {vital.late:.3g} nats {unit} at the end"
+    return ""
 
 
 def _went(trend: Trend) -> tuple[int, str]:

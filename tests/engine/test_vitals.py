@@ -98,6 +98,30 @@ def test_an_accuracy_that_goes_another_way_is_said(tmp_path, reward, accuracy, s
     assert verdict(rd.check(path)).startswith(said), verdict(rd.check(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("kl", 0.0999, "The reward rose: 4.5 in the first third, 24.5 in the last. "),
+        (
+            "kl",
+            0.1001,
+            "The reward rose: 4.5 in the first third, 24.5 in the last, at a KL of 0.1 nats a token at the end. ",
+        ),
+        ("objective/kl", 9.99, "The reward rose: 4.5 in the first third, 24.5 in the last. "),
+        (
+            "objective/kl",
+            10.01,
+            "The reward rose: 4.5 in the first third, 24.5 in the last, at a KL of 10 nats a response",
+        ),
+    ],
+)
+def test_a_gain_says_how_far_the_policy_is_from_the_reference(tmp_path, name, value, said):
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": n, "loss": 0.01 * n, "reward": n, name: 0.0 if n < 20 else value} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert verdict(rd.check(path)).startswith(said), verdict(rd.check(path))
+
+
 @pytest.mark.parametrize("lines", [5, 9, 12, 20, 60])
 def test_noise_seldom_rises_or_falls(lines):
     draws = np.random.default_rng(0).binomial(8, 0.3, (1000, lines)) / 8
