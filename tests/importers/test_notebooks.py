@@ -290,6 +290,14 @@ def test_numbers_of_responses_give_way_to_a_table_of_losses(tmp_path):
     assert all(row.keys() == {"loss"} for row in values.values())
 
 
+@pytest.mark.parametrize("text", ["3  400\n5  240\n", "3 | 400\n", "| 3 | 400 |\n", "3\t400\n", "3 400\n9 400\n"])
+def test_numbers_that_are_printed_below_a_table_are_none_of_its_rows(tmp_path, text):
+    shown = html(table(range(1, 9), names=("Training Loss",)))
+    values, told, _ = read(notebook(tmp_path / "a.ipynb", code("train()", shown, printed(f"Answer:\n{text}"))))
+    assert values == {n: {"loss": n / 8} for n in range(1, 9)}
+    assert not told
+
+
 def test_the_summary_that_wandb_shows_is_that_of_the_last_step(tmp_path):
     rows = {"train/global_step": "40", "train/reward": "0.5", "train/kl": "0.25", "+9": "..."}
     cells = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows.items())

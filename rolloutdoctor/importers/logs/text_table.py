@@ -45,10 +45,14 @@ class TextTable:
         names: list[str] = []
         width = first = 0
         ends: list[int] = []
-        for each in _rows(_with_ends(lines, ends)):
+        is_tagged = False
+        for each, tagged in _rows(_with_ends(lines, ends)):
             cells = _without_ends(each)
             if (head := _head(cells)) is not None:
-                names, width, first = head, len(each), each.index(cells[0])
+                names, width, first, is_tagged = head, len(each), each.index(cells[0]), tagged
+                continue
+            if is_tagged and not tagged:
+                # Below a table in HTML, numbers of a text are none of its rows.
                 continue
             if len(each) == width:
                 cells = each[first : first + len(names)]
@@ -71,7 +75,8 @@ def _with_ends(lines: Iterable[str], ends: list[int]) -> Iterator[str]:
         yield line
 
 
-def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
+def _rows(lines: Iterable[str]) -> Iterator[tuple[list[str], bool]]:
+    """Yield the cells of each row, and whether they stand between tags."""
     cells: list[str] = []
     for line in lines:
         if not line.isascii():
@@ -81,20 +86,20 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
                 if match[1]:
                     cells.append(unescape(match[2]).strip())
                 if not match[1] or len(cells) > _MOST_CELLS:
-                    yield cells
+                    yield cells, True
                     cells = []
         elif "|" in line or "\t" in line:
-            yield [cell.strip() for cell in line.strip(" \r\n").split("|" if "|" in line else "\t")]
+            yield [cell.strip() for cell in line.strip(" \r\n").split("|" if "|" in line else "\t")], False
         elif "  " in line:
             # As pandas prints a table, maybe with the number of each row before it; names may have a space within.
             gaps, words = _GAP.split(line.strip()), line.split()
             is_split = _head(words) is not None or all(number(word) is not None for word in words)
-            yield words if _head(gaps) is None and is_split else gaps
+            yield (words if _head(gaps) is None and is_split else gaps), False
         elif _TIGHT.match(line):
             words = _COMMA.split(line.strip()) if "," in line else line.split()
             # Nothing but blanks is between the words of a sentence, too: ``5100 - 1500 = 3600 centimeters``.
             if _head(words) is not None or all(number(word) is not None or word.lower() in _EMPTY for word in words):
-                yield words
+                yield words, False
 
 
 def _without_ends(cells: list[str]) -> list[str]:
