@@ -108,7 +108,7 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
         if vital.trend is None or (is_told if vital.name == "accuracy" else not _is_open(report)):
             continue
         sign, words = _went(vital.trend)
-        if sign != told:
+        if sign and sign != told:
             (gains if sign > 0 else falls).append(f"The {vital.title} {words}.")
         told = sign
     return gains, falls

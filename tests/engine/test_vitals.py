@@ -88,6 +88,11 @@ def test_a_rise_within_the_first_third_is_a_rise(tmp_path, noise, said):
             "The reward rose: 4.5 in the first third, 24.5 in the "
             "last. The accuracy fell: 0.878 in the first third, 0.778 in the last. Too little",
         ),
+        (
+            [0.31, 0.48, 0.66, 0.83, 0.91],
+            [0.42, 0.4, 0.43, 0.41, 0.42],
+            "The reward probably rose: 0.31 in the first third, 0.91 in the last of 5 lines. Too little",
+        ),
     ],
 )
 def test_an_accuracy_that_goes_another_way_is_said(tmp_path, reward, accuracy, said):
