@@ -103,7 +103,6 @@ ONE_LAW: dict[str, int] = {
     "rules/integrity/nonfinite_values.py": 240,
     "rules/integrity/retokenized.py": 220,
     "rules/integrity/reward_row_misaligned.py": 230,
-    "rules/integrity/turn_boundary.py": 210,
     "rules/integrity/version_stamps.py": 250,
     "rules/off_policy/packing_leak.py": 190,
     "rules/off_policy/position_shift.py": 220,

@@ -14,7 +14,6 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_p
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
@@ -71,54 +70,16 @@ class TurnBoundary(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the turns of each row that another follows."""
-        return {"turns": block.row_sum(_turn_ends(block.trained_T, block.runs.offsets))}
+        from rolloutdoctor.rules.measures.turn_separators import turn_ends
+
+        return {"turns": block.row_sum(turn_ends(block.trained_T, block.runs.offsets))}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Return the step's end-of-turn token and its separator, and count both in each row."""
-        import torch
+        from rolloutdoctor.rules.measures.turn_separators import separators_of
 
         turns_N = step.token_measures[self.code]["turns"]
-        found = {name: torch.full(turns_N.shape, -1.0 * (name in ("end", "next"))) for name in self.adds[1:]}
-        of_step = zip(step.each, step.split(turns_N), step.split(torch.arange(len(turns_N))), strict=True)
-        for each, its_turns_N, rows_N in of_step:
-            if bool(its_turns_N.any()):
-                for name, x_N in self._boundaries(each.batch).items():
-                    found[name][rows_N] = x_N.float().cpu()
-        return found
-
-    def _boundaries(self, batch: "RolloutBatch") -> "dict[str, Tensor]":
-        """Count end-of-turn tokens of each row of a step; nothing where its turns end in several ways."""
-        import torch
-
-        from rolloutdoctor.ops.segments import Runs
-
-        ids_T, trained_T, runs = batch.column("response_ids").long(), batch.column("response_mask"), Runs(batch.rows)
-        ends_T = _turn_ends(trained_T, batch.rows)
-        last_V = ids_T[ends_T]
-        end = last_V.mode().values
-        if (last_V == end).sum() < self.one_id * len(last_V):
-            return {}
-        # The last token of a stop string is one among others.
-        goes_on_T = (ids_T == end) & trained_T & trained_T.roll(-1)
-        goes_on_T[batch.rows[1:] - 1] = False
-        if goes_on_T.sum() > self.least * len(last_V):
-            return {}
-        following_T = ids_T.roll(-1)
-        is_last_T = torch.zeros_like(trained_T)
-        is_last_T[batch.rows[1:][runs.lengths > 0] - 1] = True
-        # A span that the template rendered goes on to its end: both tokens are masked.
-        inside_T = (ids_T == end) & ~trained_T & ~trained_T.roll(-1) & ~is_last_T
-        rendered = following_T[inside_T]
-        after = rendered.mode().values if len(rendered) else torch.tensor(-1)
-        ends_T &= ids_T == end
-        counted = {
-            "ends": ends_T,
-            "bare": ends_T & (following_T != after),
-            "inside": inside_T,
-            "inside_next": inside_T & (following_T == after),
-        }
-        ones_N = torch.ones(len(batch))
-        return {"end": end * ones_N, "next": after * ones_N} | {name: runs.total(x_T) for name, x_T in counted.items()}
+        return separators_of([each.batch for each in step.each], step.split(turns_N), self.one_id, self.least)
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Sums over the rows of each step with several turns, by end-of-turn token and separator, and these rows."""
@@ -193,15 +154,3 @@ class TurnBoundary(TableRule):
             evidence="response_ids and response_mask",
             advice=f"append id {after} behind the end-of-turn token before the next turn is rendered",
         )
-
-
-def _turn_ends(trained_T: "Tensor", offsets: "Tensor") -> "Tensor":
-    """Trained tokens whose next token in the row is masked, ``[t]`` bool.
-
-    Args:
-        trained_T: the mask.
-        offsets: ``[n+1]`` of the rows.
-    """
-    end_T = trained_T & ~trained_T.roll(-1)
-    end_T[offsets[1:][offsets.diff() > 0] - 1] = False
-    return end_T
