@@ -100,7 +100,7 @@ ONE_LAW: dict[str, int] = {
     "rules/gradients/kl_only_loss.py": 230,
     "rules/gradients/loss_near_zero.py": 270,
     "rules/gradients/reward_free_step.py": 210,
-    "rules/integrity/nonfinite_values.py": 240,
+    "rules/integrity/nonfinite_values.py": 200,
     "rules/integrity/retokenized.py": 220,
     "rules/integrity/reward_row_misaligned.py": 230,
     "rules/integrity/version_stamps.py": 250,

@@ -225,8 +225,8 @@ ONSET = [0.01] * 3 + [0.2] * 3
 AT_END = "warning: the last tokens"
 SYNC = {"apart": 0.01, "rows": 1}
 BOUNDARIES = [
-    near("RDI001", "integrity.nonfinite_values.LOWEST", -1000.0, lambda x: pairs(-1.0, x), "clean", "error"),
-    near("RDI001", "integrity.nonfinite_values.HIGHEST", 88 / 256, lambda x: pairs(-1.0, x), "clean", "error"),
+    near("RDI001", "measures.impossible_values.LOWEST", -1000.0, lambda x: pairs(-1.0, x), "clean", "error"),
+    near("RDI001", "measures.impossible_values.HIGHEST", 88 / 256, lambda x: pairs(-1.0, x), "clean", "error"),
     near("RDO001", "measures.context_end._TIMES", 5.0, ending, "info", AT_END),
     near("RDO001", "measures.context_end._NATS", 0.1, lambda x: ending(6.0, x / 6), "info", AT_END),
     RowBoundary(

@@ -1,6 +1,5 @@
 """RDI001: NaN and infinity in the rows."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,28 +30,6 @@ TOKEN_COLUMNS = (
 """Columns that are looked at, where they are there or read for something else."""
 
 LOSS_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "advantages")
-
-
-LOWEST, HIGHEST = -1000.0, 88 * 2**-8
-"""Below the first a log-prob has no finite exponential in float32. Above 0 it is a probability above 1: a logit minus a
-log-sum of exponentials can be that by rounding in bfloat16, and neither is above 88."""
-
-
-def _is_sound(name: str, low: float, high: float) -> bool:
-    """True if a column with these extremes has no value to look at; they are NaN if it holds one."""
-    if name.endswith("log_probs"):
-        return low >= LOWEST and high <= HIGHEST
-    return low > -math.inf and high < math.inf
-
-
-def _bad(name: str, column_T: "Tensor") -> "Tensor":
-    """Values that are not finite, or are log-probs that none can be."""
-    if not name.endswith("log_probs"):
-        return ~column_T.isfinite()
-    if name == "rollout_log_probs":
-        # NaN has a meaning here: the engine gave none.
-        return (column_T < LOWEST) | (column_T > HIGHEST)
-    return ~((column_T >= LOWEST) & (column_T <= HIGHEST))
 
 
 @dataclass(frozen=True)
@@ -119,23 +96,9 @@ class NonfiniteValues(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count such tokens of each row: all, trained ones, those in the loss; and say where the first is."""
-        import torch
+        from rolloutdoctor.rules.measures.impossible_values import impossible_values
 
-        none_T = torch.zeros_like(block.trained_T)
-        bad_T, loss_T = none_T, none_T
-        first = torch.full((len(block.runs), 3), -1.0, dtype=torch.float64, device=none_T.device)
-        for number, name in enumerate(TOKEN_COLUMNS):
-            # Stand-ins are columns of their own here. One look at the extremes settles it for nearly every block.
-            if not block.is_logged(name) or not len(block) or _is_sound(name, *block.extremes(name)):
-                continue
-            here_T = _bad(name, block.column(name))
-            row, place = block.runs.first(here_T)
-            found = torch.stack([place * 0 + number, block.position_T[place], block.column(name)[place]], 1).double()
-            first[row] = torch.where(first[row, :1] < 0, found, first[row])
-            bad_T, loss_T = bad_T | here_T, loss_T | here_T if name in LOSS_COLUMNS else loss_T
-        counts = {"all": bad_T, "trained": bad_T & block.trained_T, "loss": loss_T & block.trained_T}
-        where = dict(zip(("first_column", "first_token", "first_value"), first.unbind(1), strict=True))
-        return {name: block.row_sum(x_T) for name, x_T in counts.items()} | where
+        return impossible_values(block, TOKEN_COLUMNS, LOSS_COLUMNS)
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor]":
         """Tell rows of groups without a trained token whose advantage is NaN although their score is finite."""
