@@ -242,6 +242,14 @@ def deepspeed_chat(step):
     )
 
 
+def art(step):
+    gathered = [
+        bar("gather", done, 4, f", reward={reward(step) - 0.1 * (4 - done):.4f}, exceptions=0") for done in (1, 4)
+    ]
+    trained = [bar("train", 1, 2, ", loss=0.5, grad_norm=0.7"), bar("train", 2, 2, ", loss=0.5, grad_norm=0.3")]
+    return "\n".join([bar("gather", 0, 4), *gathered, "Packed 4 trajectories", bar("train", 0, 2), *trained])
+
+
 def ms_swift(step):
     row = {"loss": 0.5, "reward": reward(step), "kl": 0.01, "train_speed(iter/s)": 0.02, "epoch": 0.1 * (step + 1)}
     return (
@@ -409,6 +417,8 @@ CONSOLES = (
     Console(verl, "critic/score/mean", "verl", more={"actor/grad_norm": 0.3}),
     # applications/DeepSpeed-Chat/training/step3_rlhf_finetuning/main.py, main
     Console(deepspeed_chat, "average_reward_score", "", 0, {"actor_loss": 0.5}),
+    # src/art/gather.py, GatherContext.update_pbar; src/art/local/backend.py, _train_model
+    Console(art, "reward", "", more={"loss": 0.5, "grad_norm": 0.3}),
     # swift/trainers/patcher.py, on_log
     Console(ms_swift, "reward", "ms-swift", more={"kl": 0.01}),
     # verifiers/rl/trainer/trainer.py, log
@@ -436,3 +446,12 @@ def test_a_trainers_console_is_read_whole(console, tmp_path):
     stated |= {setting.name: setting.value for setting in metadata.settings}
     assert metadata.trainer == (console.trainer or None), told
     assert console.options.items() <= stated.items()
+
+
+@pytest.mark.parametrize(("rounds", "steps"), [(5, 20), (6, 6)])
+def test_a_bar_that_is_drawn_anew_often_is_of_a_step_each_time(rounds, steps, tmp_path):
+    drawn = [bar("loop", done, 4, ", loss=0.5, reward=0.25") for _ in range(rounds) for done in range(1, 5)]
+    (tmp_path / "train.log").write_text("\n".join(drawn) + "\n", encoding="utf-8")
+    paths = [str(tmp_path / "train.log")]
+    with open_any(paths, trainer=None, options=ConvertOptions(), tell=list, logs_alone=True) as run:
+        assert len(run.metrics.steps()) == steps

@@ -30,6 +30,10 @@ _NAMED = re.compile(r"(?i)(?<![a-z])(?:iteration|iter|step|update)[ #:=]{1,3}([0
 _DIGITS = re.compile(r"[-+]?[0-9][0-9.e+-]*|nan|inf")
 
 
+_FEWEST_ROUNDS = 5
+"""Rounds up to which a bar that begins anew is taken for that of an epoch."""
+
+
 @dataclass
 class _Bar:
     """The numbers that one bar showed at each of its counts.
@@ -39,12 +43,14 @@ class _Bar:
         before: steps of the rounds that are over.
         last: count and end that were drawn last.
         total: steps of all rounds, where the bar says how many there are.
+        rounds: what it showed last in each round, where it does not count them.
     """
 
     shown: dict[int, dict[str, float | None]] = field(default_factory=dict)
     before: int = 0
     last: tuple[int, int] = (0, 0)
     total: int | None = None
+    rounds: list[dict[str, float | None]] = field(default_factory=lambda: [{}])
 
     def take(self, values: dict[str, float | None], done: int, end: int, label: str) -> None:
         """Add what was drawn; a bar that begins anew after its end is the next round of one training."""
@@ -58,11 +64,12 @@ class _Bar:
             self.before, self.total = (max(int(rounds[1]), 1) - 1) * end, int(rounds[2]) * end
         elif done < self.last[0]:
             self.before += self.last[1] if self.last[0] == self.last[1] else 0
+            self.rounds.append({})
         if rounds is None:
             self.total = end if not self.before else None
         self.last = (done, end)
         if done and values:
-            self.shown[self.before + done] = values
+            self.shown[self.before + done] = self.rounds[-1] = values
 
 
 class ProgressBars:
@@ -72,7 +79,10 @@ class ProgressBars:
     """
 
     title = "progress bars with numbers"
-    remarks = ("the numbers are those that a progress bar showed: each step is its count, which may be one behind",)
+    remarks = (
+        "the numbers are those that a progress bar showed: each step is its count, which may be one behind, or the "
+        "number of a bar that is drawn anew for each step",
+    )
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield what the bar showed last at each count."""
@@ -90,7 +100,14 @@ class ProgressBars:
             bar = bars.setdefault(_DIGITS.sub("#", _ROUND.sub("", match["label"])), _Bar())
             bar.take(values if is_log else {}, int(match["done"]), int(match["total"]), match["label"])
         best = max(bars.values(), key=_worth, default=_Bar())
-        for step, values in best.shown.items():
+        steps = best.shown.items()
+        if len(best.rounds) > max(best.last[1], _FEWEST_ROUNDS):
+            # A bar of each step, beside which others are of the same steps: ``gather`` and ``train`` of ART.
+            each = [bar.rounds for bar in bars.values() if len(bar.rounds) == len(best.rounds) and bar is not best]
+            rounds = zip(*each, best.rounds, strict=True)
+            joined = ({name: value for part in parts for name, value in part.items()} for parts in rounds)
+            steps = {number: values for number, values in enumerate(joined, start=1) if values}.items()
+        for step, values in steps:
             yield Printed(values, step, total_steps=best.total)
 
 
