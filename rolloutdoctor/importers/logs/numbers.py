@@ -34,10 +34,9 @@ def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
         for name, value in spelled.items()
         if not _says_nothing(name, value)
     }
-    rewards = next((values[name] for name in REWARDS if is_list(values.get(name))), None)
-    if REWARD_STD not in values and isinstance(rewards, list) and (std := std_of(rewards)) is not None:
-        found[REWARD_STD] = std
-    return found
+    rewards = next((value for name in REWARDS if isinstance(value := values.get(name), list) and is_list(value)), [])
+    std = of_rewards("", rewards).get(REWARD_STD)
+    return found if std is None or REWARD_STD in values else found | {REWARD_STD: std}
 
 
 def _spelled(text: str) -> object:
@@ -53,17 +52,13 @@ REWARD_STD = "reward_std"
 """What is read of it beside its mean: where all are equal, no group has a spread."""
 
 
-def std_of(rewards: Sequence[float | None]) -> float | None:
-    """Return the standard deviation of the rewards of a step; None of fewer than two."""
+def of_rewards(name: str, rewards: Sequence[float | None]) -> dict[str, float | None]:
+    """Return the mean of the rewards of a step by name, and their standard deviation where there are two or more."""
     known = [value for value in rewards if value is not None]
-    if len(known) < _FEWEST:
-        return None
-    mean = sum(known) / len(known)
+    mean = sum(known) / max(len(known), 1)
     # The mean of equal numbers may be another one by rounding.
-    return 0.0 if len({*known}) == 1 else math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
-
-
-_FEWEST = 2
+    square = 0.0 if len({*known}) == 1 else sum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1)
+    return {name: mean, **({REWARD_STD: math.sqrt(square)} if len(known) > 1 else {})} if known else {}
 
 
 def _mean(value: object) -> object:

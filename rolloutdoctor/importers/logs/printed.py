@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.numbers import REWARD_STD, number, std_of
+from rolloutdoctor.importers.logs.numbers import REWARD_STD, number, of_rewards
 from rolloutdoctor.metric_names.generic import is_metric, snake
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -107,9 +107,8 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
         yield from (dict_in(line[behind.end() - 1 :]) or {}).items()
     for label, inner in _REWARDS.findall(line) if "[" in line else ():
         rewards = [number(part.strip(" '\"")) for part in inner.split(",")]
-        if rewards and None not in rewards and (std := std_of(rewards)) is not None:
-            yield label, repr(sum(value for value in rewards if value is not None) / len(rewards))
-            yield REWARD_STD, repr(std)
+        found = of_rewards(label, [] if None in rewards else rewards)
+        yield from ((name, repr(value)) for name, value in found.items() if REWARD_STD in found)
 
 
 _TEXT = re.compile(r"""(['"])([\w/ .-]{1,100})\1\s?:\s?(['"])((?:(?!\3)[^\\\n]){1,60})\3\s*(?=[,}])""")

@@ -51,7 +51,8 @@ class _Last:
 
     def is_other(self, record: Printed) -> bool:
         """Tell whether a line is of another run: other reward functions, another task, or it begins anew."""
-        mine, kind = _functions(frozenset(record.values)), _kind(record)
+        names = frozenset(record.values)
+        mine, kind = _functions(names), _kind(names)
         epoch = record.values.get("epoch")
         place = epoch if record.step is None else record.step
         # Lines of one step may be of several parts of it.
@@ -76,8 +77,9 @@ class _Last:
 
     def take(self, record: Printed) -> None:
         """Add a line."""
-        self.functions |= _functions(frozenset(record.values))
-        self.kind = self.kind or _kind(record)
+        names = frozenset(record.values)
+        self.functions |= _functions(names)
+        self.kind = self.kind or _kind(names)
         epoch = record.values.get("epoch")
         self.place = epoch if record.step is None else record.step
         self.epochs += [] if epoch is None else [epoch]
@@ -100,12 +102,8 @@ def _functions(names: frozenset[str]) -> frozenset[str]:
     return frozenset(functions(names)) if len(names) > 1 else frozenset()
 
 
-def _kind(record: Printed) -> str:
-    return _kind_of(frozenset(record.values))
-
-
 @lru_cache(maxsize=64)
-def _kind_of(names: frozenset[str]) -> str:
+def _kind(names: frozenset[str]) -> str:
     """The task of a line of the transformers Trainer; empty where its names do not say."""
     if any(name.startswith("rewards/chosen") for name in names):
         return "preferences"

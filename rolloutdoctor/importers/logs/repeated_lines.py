@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from rolloutdoctor.importers.logs.numbers import REWARD_STD, number, std_of
+from rolloutdoctor.importers.logs.numbers import number, of_rewards
 from rolloutdoctor.importers.logs.printed import PAIR, Printed, name_of, pairs
 from rolloutdoctor.importers.logs.row_names import STEPS
 from rolloutdoctor.metric_names.generic import is_metric
@@ -40,7 +40,7 @@ class RepeatedLines:
         for line in lines:
             values = _numbers(line) if "{" not in line and _are_pairs_alone(line) else {}
             if any("loss" in name.lower() for name in values):
-                steps.append(Printed(values | _of_rewards(rewards)))
+                steps.append(Printed(values | of_rewards("reward", rewards)))
                 rewards = []
             elif len(values) == 1 and {*metric_quantities(values).values()} == {"reward"}:
                 rewards += values.values()
@@ -110,11 +110,3 @@ def _numbers(line: str) -> dict[str, float | None]:
     """Return the numbers of a line by name; nothing of one with a name that is of no metric, as a counter's is."""
     named = {name_of(label): number(text) for label, text in pairs(line)}
     return named if all(is_metric(name) for name in named) else {}
-
-
-def _of_rewards(rewards: list[float | None]) -> dict[str, float | None]:
-    """Return the mean and the deviation of the rewards of some responses."""
-    known = [value for value in rewards if value is not None]
-    std = std_of(known)
-    mean: dict[str, float | None] = {"reward": sum(known) / len(known)} if known else {}
-    return mean if std is None else mean | {REWARD_STD: std}
