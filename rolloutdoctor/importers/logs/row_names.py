@@ -95,7 +95,7 @@ def is_of_update(names: Collection[str]) -> bool:
     return of_rollouts(names) <= {"reward", "rewards"} and any(name in OF_UPDATES for name in names)
 
 
-TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
+OF_TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
 """Names that the transformers Trainer and TRL log; a row of `log_history` has some of them beside its step."""
 
 

@@ -7,12 +7,12 @@ from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry, of_splits
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import numbers
-from rolloutdoctor.importers.logs.row_names import STEPS, TRAINER, counter_of, is_long
+from rolloutdoctor.importers.logs.row_names import OF_TRAINER, STEPS, counter_of, is_long
 from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.metric_names.table import names_with_a_split
 from rolloutdoctor.results.errors import DataError
 
-_OF_TRAINER = re.compile(
+_REPORTED = re.compile(
     r"(train|eval)/(epoch|learning_rate|reward|reward_std|frac_reward_zero_std|kl|(rewards|completions|clip_ratio)/.*)"
 )
 """Names that the transformers Trainer alone reports, where a table of them has lost its step."""
@@ -55,9 +55,9 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes, *, is_pri
         return
     # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
     is_reported = "train/global_step" in row or (
-        any(map(_OF_TRAINER.fullmatch, row)) and row.keys().isdisjoint(names_with_a_split())
+        any(map(_REPORTED.fullmatch, row)) and row.keys().isdisjoint(names_with_a_split())
     )
-    evaluations = "eval_" if is_printed and TRAINER & row.keys() else "eval/" if is_reported else ""
+    evaluations = "eval_" if is_printed and OF_TRAINER & row.keys() else "eval/" if is_reported else ""
     values = {name: value for name, value in row.items() if name not in _NO_METRICS and not name.startswith("_")}
     for split, of_split in of_splits(numbers(values, where), evaluations, own):
         yield step, split, of_split

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rolloutdoctor.importers.logs.kinds_of_rows import Rows, are_of_steps, kind_of_rows
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, TRAINER, step_of
+from rolloutdoctor.importers.logs.row_names import OF_TRAINER, RUNS, STEPS, step_of
 from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain, without_excerpts
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -158,5 +158,5 @@ def _is_log(rows: Rows, is_named: bool) -> bool:
     first, some = rows[0], rows[:_LOOKED_AT]
     has_step = any(name in first for name in STEPS)
     is_of_numbers = is_named and has_step and all(map(is_number, first.values())) and is_log_line(first)
-    is_of_trainer = any("step" in row and len(TRAINER & row.keys()) > 1 for row in some)
+    is_of_trainer = any("step" in row and len(OF_TRAINER & row.keys()) > 1 for row in some)
     return is_of_numbers or is_of_trainer or kind_of_rows(some) is not None or are_of_steps(some)

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
@@ -46,19 +47,13 @@ def entries_of_rows(rows: Sequence[Row], name: str, notes: LogNotes, *, is_print
 def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
     named = _name_of_run(rows)
     if named is None:
-        counters = [counter_of(row) or ("", None) for row, _ in rows]
-        splits = [EVAL if row.get("split") == EVAL else TRAIN for row, _ in rows]
-        records = through_epochs(
-            [
-                Printed(values_of_row(row), step, split)
-                for (row, _), (_, step, *_), split in zip(rows, counters, splits, strict=True)
-            ]
-        )
+        counted = [_as_printed(row) for row, _ in rows]
+        records = through_epochs(counted)
         rows = [
-            (row if record.step == step else {**row, named: record.step}, where)
-            for (row, where), (named, step, *_), record in zip(rows, counters, records, strict=True)
+            (row if record is own else {**row, own.counter: record.step}, where)
+            for (row, where), own, record in zip(rows, counted, records, strict=True)
         ]
-        found = runs_in(records)
+        found = runs_in([replace(record, counter="") for record in records])
     else:
         runs: dict[str, list[Row]] = {}
         for row, where in rows:
@@ -69,6 +64,11 @@ def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
         found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
     first, after = notes.chosen(found, name)
     return one_row_a_step(_without_summary(rows[first:after], name, notes), name, notes)
+
+
+def _as_printed(row: Mapping[str, object]) -> Printed:
+    name, step, _ = counter_of(row) or ("", None, None)
+    return Printed(values_of_row(row), step, EVAL if row.get("split") == EVAL else TRAIN, name)
 
 
 def one_row_a_step(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
@@ -86,13 +86,7 @@ def _name_of_run(rows: Sequence[Row]) -> str | None:
 
 
 def _with_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
-    """Return the rows that have a step; where none has, and they are of an update each, their places are the steps.
-
-    Args:
-        rows: of a file, in their order.
-        name: of the file.
-        notes: says what was counted, and what was left out.
-    """
+    """Return the rows that have a step; where none has, and they are of an update each, their places are the steps."""
     rows = _of_trainer(rows, name, notes)
     found = [row for row in rows if step_of(row[0]) is not None]
     if not found and (numbered := counted([row for row, _ in rows])):
@@ -127,13 +121,7 @@ def _counts(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
 
 
 def _without_summary(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
-    """Return rows without the last ones that are of the run, as a word in them, their names or their numbers say.
-
-    Args:
-        rows: of a run, in their order.
-        name: of the file.
-        notes: says what was left out.
-    """
+    """Return rows without the last ones that are of the run, as a word in them, their names or their numbers say."""
     if len(rows) < _MOST + _FEWEST or any("data" in row or is_long(row) for row, _ in rows[-_MOST:]):
         return rows
     usual = set[str]().union(*(values_of_row(row) for row, _ in rows[:-_MOST])) - {*STEPS}
