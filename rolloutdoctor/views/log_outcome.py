@@ -165,7 +165,8 @@ def _without_reward(vitals: tuple[Vital, ...]) -> Iterator[str]:
     if logged.keys() == {"loss"}:
         loss = logged["loss"]
         lines, least, most = many(len(loss.series), "line"), f"{loss.least:.3g}", f"{loss.largest:.3g}"
-        size = f"{least} in all {lines}" if least == most else f"{least} to {most} in {lines}"
+        size = f"{least} in {'' if len(loss.series) == 1 else 'all '}{lines}"
+        size = size if least == most else f"{least} to {most} in {lines}"
         yield (
             f"The log has no known reward, only the loss ({size}), which does not show whether the policy improves: "
             "give trainer_state.json, or the TensorBoard or W&B log of the run."

@@ -152,6 +152,9 @@ def test_noise_seldom_rises_or_falls(lines):
     ],
 )
 def test_a_log_without_a_reward_says_what_it_has(tmp_path, line, said):
+    if line.keys() == {"loss"}:
+        (tmp_path / "one.jsonl").write_text(json.dumps({"step": 1, "learning_rate": 1e-6, **line}) + "\n")
+        assert "only the loss (0.5 in 1 line), which" in verdict(rd.check(tmp_path / "one.jsonl", trainer="trl"))
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps({"step": step, "learning_rate": 1e-6, **line}) + "\n" for step in range(12)))
     report = rd.check(path, trainer=None if "kl" in line else "trl")
