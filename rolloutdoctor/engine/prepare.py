@@ -15,6 +15,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.parquet.columns import misspelt
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.rules.base import Context
@@ -148,6 +149,11 @@ def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None)
     )
 
 
+def _is_below_0(metrics: LoggedMetrics, quantity: str) -> bool:
+    names = [name for name, known in metric_quantities(metrics.names()).items() if known == quantity]
+    return any(metrics.at(key).get(name, 0.0) < 0 for key in metrics.steps() for name in names)
+
+
 def whole_context(
     columns: frozenset[str],
     metadata: RunMetadata,
@@ -173,6 +179,7 @@ def whole_context(
         world_size=metadata.world_size,
         counted_steps=metrics.counted_steps,
         environment=metrics.environment,
+        loss_below_0=_is_below_0(metrics, "loss"),
         part=metrics.part,
         total_steps=metadata.total_steps,
         settings=tuple(

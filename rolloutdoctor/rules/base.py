@@ -84,6 +84,7 @@ class Context:
         settings: what the run states of itself beside the options of its objective.
         counted_steps: whether the log says no step, so that its lines are numbered from 1.
         environment: of Gymnasium that the text of the log names; empty if it names none.
+        loss_below_0: a logged loss is negative, which is that of a policy: no cross-entropy is.
         part: which of the runs in a log it is, where there are several.
         missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
@@ -124,6 +125,7 @@ class Context:
     settings: tuple[RunSetting, ...] = ()
     counted_steps: bool = False
     environment: str = ""
+    loss_below_0: bool = False
     part: str = ""
     missing_ranks: tuple[int, ...] = ()
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
@@ -150,10 +152,10 @@ class Context:
     def training_kind(self) -> str:
         """The kind of training, by the names of the logged metrics: see `metric_names.training_kind`.
 
-        A trainer that is stated tells it of a log of losses alone, as of the table of a notebook.
+        A trainer that is stated tells it of a log of losses alone, as of the table of a notebook, or a loss below 0.
         """
         kind = training_kind(self.metrics | self.averaged | self.unread.keys(), self.environment)
-        return RL if kind == LOSSES and self.trainer is not None else kind
+        return RL if kind == LOSSES and (self.trainer is not None or self.loss_below_0) else kind
 
     def column_of(self, metric: str) -> str:
         """Return the name under which tables have a metric, or its means over several steps."""
