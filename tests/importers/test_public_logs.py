@@ -42,7 +42,7 @@ SAYS: dict[str, tuple[int, str]] = {
     "ppo_blocks.ipynb": (0, r"Run 2 of 2: The reward rose: -13\.9 in the first third, -5\.63 in the last"),
     "pairs.jsonl": (3, r"This is a log of preference or reward-model training, which is not checked"),
     "fine_tuning.jsonl": (3, r"This is a log of supervised fine-tuning, which is not checked"),
-    "loss_total.ipynb": (3, r"This is a log of losses alone"),
+    "loss_total.ipynb": (0, r"The log has no known reward, only the loss \(-0\.788 to 5\.83"),
 }
 """File to exit code and how its answer begins."""
 

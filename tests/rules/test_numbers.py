@@ -907,8 +907,8 @@ def test_losses_alone_are_not_checked_but_for_what_is_no_number(more, expected, 
 
 @pytest.mark.parametrize(("least", "is_policy"), [(0.0, False), (-1e-6, True)])
 def test_a_loss_below_0_is_that_of_a_policy(least, is_policy, tmp_path):
-    report = rd.check(log_file(tmp_path / "log.jsonl", loss=[0.5] * 29 + [least], learning_rate=[1e-6] * 30))
-    start = "The log has no known reward, only the loss" if is_policy else "This is a log of losses alone"
+    report = rd.check(log_file(tmp_path / "log.jsonl", loss=[0.5] * (STEPS - 1) + [least], grad_norm=FLAT))
+    start = "The log has no known reward, only loss and gradient norm" if is_policy else "This is a log of losses alone"
     assert verdict(report).startswith(start)
 
 
