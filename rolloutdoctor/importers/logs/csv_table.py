@@ -65,8 +65,8 @@ def _tag(source: str) -> str:
     return PurePath(source).stem.rpartition("-tag-")[2]
 
 
-def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
-    """Return the columns of a chart, each with its run and metric; none if it is no chart.
+def _columns(names: Sequence[str], counter: str, source: str) -> dict[str, tuple[str, str]]:
+    """Return of which run, where there are several, and of which metric each column is.
 
     Raises:
         InputError: if two columns have one name.
@@ -74,35 +74,36 @@ def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise InputError(f"{source}: two columns are called {twice}; keep one of them")
-    return _chart(names)
+    if chart := _chart(names):
+        return chart if len({run for run, _ in chart.values()}) > 1 else {name: ("", chart[name][1]) for name in chart}
+    return (
+        {"Value": ("", _tag(source))}
+        if names == _DOWNLOADED
+        else {name: ("", name) for name in names if name != counter}
+    )
 
 
 def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
-    chart = _columns(table.fieldnames or (), source)
-    is_several = len({run for run, _ in chart.values()}) > 1
-    named = _counter(table.fieldnames or ()) or ""
-    is_downloaded = table.fieldnames == _DOWNLOADED
-    tag, unread = (_tag(source), {_DOWNLOADED[0]}) if is_downloaded else ("", set[str]())
+    counter = _counter(table.fieldnames or ()) or ""
+    columns = _columns(table.fieldnames or (), counter, source)
+    extremes = {name: f"{name}{end}" for name in columns for end in _EXTREMES if f"{name}{end}" not in columns}
     binned, odd, rows = False, list[int](), list[Row]()
     for number, row in enumerate(table, start=2):
         given = _given(row, delimiter)
-        step = {named if named in STEPS else "step": given[named]} if named in given else {}
+        step = {counter if counter in STEPS else "step": given[counter]} if counter in given else {}
         if None in row or (step and step_of(step) is None):
             odd.append(number)
             continue
-        cells = {name: cell for name, cell in given.items() if name != named and (not chart or name in chart)}
-        binned |= any(
-            chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
-        )
-        of_runs: dict[str, dict[str, object]] = {} if is_several else {"": {}}
-        for name in cells.keys() - unread if unread else cells:
-            run, metric = chart.get(name, ("", tag or name))
-            of_runs.setdefault(run if is_several else "", {RUNS[0]: run} if is_several else {})[metric] = cells[name]
+        binned |= any(given.get(extreme, given.get(name)) != given.get(name) for name, extreme in extremes.items())
+        of_runs: dict[str, dict[str, object]] = {}
+        for name, (run, metric) in columns.items():
+            if name in given:
+                of_runs.setdefault(run, {RUNS[0]: run} if run else {})[metric] = given[name]
         where = f"{source}, line {number}"
-        rows += [(plain({**values, **step}) if step else values, where) for values in of_runs.values()]
+        rows += [(plain({**values, **step}) if step else values, where) for values in of_runs.values() or [{}]]
     if odd and not rows:
         raise InputError(
-            f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {named} where an "
+            f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {counter} where an "
             "integer of 0 or more was expected; export the table again"
         )
     yield from entries_of_rows(rows, source, notes)
