@@ -127,6 +127,7 @@ def open_instruct(step):
 def torchforge(step):
     return "\n".join(
         [
+            "Step 1: the reward: 1.0, and the loss: 0.5",
             f"INFO:forge.observability.metrics: === [global_reduce] - METRICS STEP {step + 1} ===",
             "  grpo_loss/kl_divergence_mean: 0.0123",
             f"  reward/evaluate_response/avg_total_reward: {reward(step)}",
@@ -248,6 +249,12 @@ def art(step):
     ]
     trained = [bar("train", 1, 2, ", loss=0.5, grad_norm=0.7"), bar("train", 2, 2, ", loss=0.5, grad_norm=0.3")]
     return "\n".join([bar("gather", 0, 4), *gathered, "Packed 4 trajectories", bar("train", 0, 2), *trained])
+
+
+def trlx(step):
+    losses = f"[losses/total_loss: 0.01 | losses/policy_loss: 0.02]: {bar('', 5 * step + 5, 60)[2:]}"
+    text = "Step 1: the reward: 1.0, the loss: 0.5" if step == 3 else ""
+    return f"{losses}\n[RANK 0] Summarizing evaluation\n   Evaluation #{step} reward/mean: {reward(step)}\n{text}"
 
 
 def ms_swift(step):
@@ -419,6 +426,8 @@ CONSOLES = (
     Console(deepspeed_chat, "average_reward_score", "", 0, {"actor_loss": 0.5}),
     # src/art/gather.py, GatherContext.update_pbar; src/art/local/backend.py, _train_model
     Console(art, "reward", "", more={"loss": 0.5, "grad_norm": 0.3}),
+    # trlx/trainer/accelerate_base_trainer.py, evaluate and learn: the rewards are of evaluations alone
+    Console(trlx, "reward/mean", ""),
     # swift/trainers/patcher.py, on_log
     Console(ms_swift, "reward", "ms-swift", more={"kl": 0.01}),
     # verifiers/rl/trainer/trainer.py, log

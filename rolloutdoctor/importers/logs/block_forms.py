@@ -82,6 +82,14 @@ AREAL = BlockForm(
     first=1,
 )
 
+# ``ConsoleBackend.log_batch`` (src/forge/observability/metrics.py).
+TORCHFORGE = BlockForm(
+    "the console log of torchforge",
+    re.compile(r"=== \[[\w.-]{0,100}\] - METRICS STEP ([0-9]{1,18}) ==="),
+    re.compile(rf"^\s*([\w.-]{{1,100}}/[\w./-]{{1,200}}): ({NUMBER})\s*$"),
+    ("METRICS STEP ", "/"),
+)
+
 # ``print_metrics_table`` (rlinf/utils/metric_utils.py): three cells ``name=number`` a line.
 RLINF = BlockForm(
     "the console log of RLinf",

@@ -27,7 +27,9 @@ class Pairs:
         """Yield the steps; what has a counter, and no metric that many of them have, is the text of a response."""
         means: list[Printed] = []
         steps = _whole([*self._steps(_with_means(lines, means))])
-        found = of_one_counter([record for record in steps if _logs(record)]) or means
+        found = of_one_counter([record for record in steps if _logs(record)])
+        # A line or two with a counter may be the text of a response.
+        found = means if len(found) < min(FEWEST_NUMBERS, len(means)) else found
         times = Counter(name for record in found for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
         often = {name for name, count in times.items() if _OF_MANY * count >= most}
