@@ -52,6 +52,15 @@ def openrlhf_of_old(step):
     return f"(PPOTrainer pid=3) INFO 05-01 12:00:00 ppo_trainer.py:322] ✨ Global step {step + 1}: {metrics}"
 
 
+def openrlhf_of_bars(step):
+    inner = [
+        bar("(ActorModelRayActor pid=5) Train epoch [1/1]", done, 4, ", pg=0.1, rm=0.9, kl=0.2, act_lr=5e-07")
+        for done in (1, 4)
+    ]
+    shown = f", policy_loss=0.5, actor_lr=5e-07, reward={reward(step)}, kl=0.01, response_length=400"
+    return "\n".join([*inner, bar("(ActorModelRayActor pid=5) Episode [1/1]", step + 1, 60, shown)])
+
+
 def roll(step):
     metrics = {"system/step": step, "critic/score/mean": reward(step), "actor_train/grad_norm": 0.5, "actor/lr": 1e-6}
     head = "[2026-08-01 12:00:00] [rlvr_pipeline.py (837)] [INFO] [DRIVER 0 / 1][PID 9] "
@@ -257,6 +266,13 @@ def trlx(step):
     return f"{losses}\n[RANK 0] Summarizing evaluation\n   Evaluation #{step} reward/mean: {reward(step)}\n{text}"
 
 
+def trinity(step):
+    explored = f"{{'rollout/accuracy/mean': np.float64({reward(step)}), 'time/run': 12.1, 'rollout/model_version': 1}}"
+    trained = {"actor/pg_loss": 0.5, "actor/grad_norm": 0.3, "critic/score/mean": reward(step), "actor/lr": 1e-6}
+    lines = ((f"Explorer pid={11 + step % 2}", explored), ("Trainer pid=12", trained))
+    return "\n".join(f"({name}) INFO 08-01 12:00:00 [monitor.py:112] Step {step + 1}: {shown}" for name, shown in lines)
+
+
 def ms_swift(step):
     row = {"loss": 0.5, "reward": reward(step), "kl": 0.01, "train_speed(iter/s)": 0.02, "epoch": 0.1 * (step + 1)}
     return (
@@ -371,6 +387,8 @@ CONSOLES = (
     Console(openrlhf, "train/rollout/reward_mean", "openrlhf", more={"train/actor_lr": 1e-6}, head=OPENRLHF,
         trainer="openrlhf", options={"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.001}),
     Console(openrlhf_of_old, "train/reward", "openrlhf", head=OPENRLHF_OLD, options={"init_kl_coef": 0.001}),
+    # openrlhf/trainer/ppo_trainer.py, save_logs_and_checkpoints, and openrlhf/trainer/ray/ppo_actor.py, ppo_train (0.6)
+    Console(openrlhf_of_bars, "reward", "openrlhf", more={"policy_loss": 0.5, "kl": 0.01}),
     # roll/pipeline/rlvr/rlvr_pipeline.py, run; examples/start_rlvr_pipeline.py, main; roll/utils/tracking.py,
     # StdoutTracker.log
     Console(roll, "critic/score/mean", "roll", 0, {"actor_train/grad_norm": 0.5}, head=ROLL, options={
@@ -428,6 +446,8 @@ CONSOLES = (
     Console(art, "reward", "", more={"loss": 0.5, "grad_norm": 0.3}),
     # trlx/trainer/accelerate_base_trainer.py, evaluate and learn: the rewards are of evaluations alone
     Console(trlx, "reward/mean", ""),
+    # trinity/utils/monitor.py, log, of two processes
+    Console(trinity, "critic/score/mean", "verl", more={"actor/grad_norm": 0.3}),
     # swift/trainers/patcher.py, on_log
     Console(ms_swift, "reward", "ms-swift", more={"kl": 0.01}),
     # verifiers/rl/trainer/trainer.py, log
