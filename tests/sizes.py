@@ -102,7 +102,7 @@ ONE_LAW: dict[str, int] = {
     "rules/gradients/reward_free_step.py": 210,
     "rules/integrity/nonfinite_values.py": 200,
     "rules/integrity/retokenized.py": 220,
-    "rules/integrity/reward_row_misaligned.py": 230,
+    "rules/integrity/reward_row_misaligned.py": 220,
     "rules/integrity/version_stamps.py": 250,
     "rules/off_policy/packing_leak.py": 190,
     "rules/off_policy/position_shift.py": 220,

@@ -14,6 +14,16 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, Rule, with_places
 
+_OF_LOSS = "log the loss and the KL of every optimizer step beside the run"
+
+REMEDIES: Mapping[tuple[str, ...], str] = {
+    ("advantages",): "log the advantages: the column advantage (one a row) or advantages (one a token)",
+    **dict.fromkeys((("loss",), ("kl", "loss"), ("advantages", "kl", "loss")), _OF_LOSS),
+}
+"""Stages of the audit to what to log of them."""
+
+OTHERWISE = "log the trainer's metrics beside the run, and its advantages in the rows"
+
 
 @dataclass(frozen=True, eq=False)
 class AuditedMeasured(Measured):
@@ -47,11 +57,13 @@ class AuditedRule(Rule[AuditedMeasured]):
 
     Attributes:
         absent: why the rows rule the fault out, where it can show itself in no step.
+        remedy: what to log where nothing shows the fault; empty: what its stages make.
         shown_by: kinds of quantities (`radii.metrics.METRICS`) that the fault changes; none: any of its stages.
         shown_by_each: True if each of these has to agree, and not one of them.
     """
 
     absent: ClassVar[str] = "no training step was read"
+    remedy: ClassVar[str] = ""
     shown_by: ClassVar[frozenset[str]] = frozenset()
     shown_by_each: ClassVar[bool] = False
 
@@ -110,8 +122,10 @@ class AuditedRule(Rule[AuditedMeasured]):
         if run.compared or means or self.code in context.causes or self.vacuous_reason(run, context):
             return None
         if run.not_compared:
-            return Missing("no logged value could be compared: rows or columns of the steps are missing", self.remedy)
-        return Missing("nothing was logged that could show it", self.remedy)
+            return Missing(
+                "no logged value could be compared: rows or columns of the steps are missing", self.what_to_log
+            )
+        return Missing("nothing was logged that could show it", self.what_to_log)
 
     def vacuous_reason(self, run: AuditedMeasured, context: Context) -> str | None:
         """Rows in which it cannot occur."""
@@ -142,7 +156,7 @@ class AuditedRule(Rule[AuditedMeasured]):
                 f"not every logged {listed(doubted)} could be compared: {min(doubted.values())}",
                 "record what is missing, or exclude incomplete steps with --steps",
             )
-        return None if shown or not audit else Missing("nothing was logged that could show it", self.remedy)
+        return None if shown or not audit else Missing("nothing was logged that could show it", self.what_to_log)
 
     def _shows(self, name: str, context: Context) -> bool:
         """True if the fault would change a quantity."""
@@ -166,7 +180,10 @@ class AuditedRule(Rule[AuditedMeasured]):
         """None: that the logged values agree says that the options are right."""
         return ()
 
-    remedy: ClassVar[str] = "log the trainer's metrics beside the run, and its advantages in the rows"
+    @property
+    def what_to_log(self) -> str:
+        """The remedy where nothing was logged that could show the fault."""
+        return self.remedy or REMEDIES.get(self.stages, OTHERWISE)
 
 
 @dataclass(frozen=True)

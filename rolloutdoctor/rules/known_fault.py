@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import advantage_columns
-from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
+from rolloutdoctor.rules.audited import OTHERWISE, AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, number
 from rolloutdoctor.rules.fix_effect import OF_FIX, ROUNDING, FixEffect, sums_of
 from rolloutdoctor.rules.table_rule import Quantity, with_places
@@ -126,6 +126,8 @@ class KnownFaultRule(DirectRule):
 @dataclass(frozen=True)
 class ReleaseFaultRule(KnownFaultRule):
     """A rule about such fixes alone: of a trainer that has none of the faults it is not applicable."""
+
+    remedy = OTHERWISE
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Say that no fix applies."""

@@ -39,4 +39,3 @@ class AdvantagesDiffer(DiffersRule):
     stages = ("advantages",)
     shown_by_each = True
     what = "logged advantages"
-    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"

@@ -63,7 +63,6 @@ class RewardMissingAsZero(DirectRule):
     reads = ("reward", "advantage", "baseline")
     adds = ("missing", "logged", "without", "baseline_without", "radius")
     stages = ("advantages",)
-    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """The rewards, and what can witness that one is missing."""

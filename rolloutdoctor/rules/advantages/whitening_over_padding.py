@@ -54,7 +54,6 @@ class WhiteningOverPadding(KnownFaultRule):
     reads = of_fixes(FIX)
     adds = shifts_of(FIX)
     stages = ("advantages",)
-    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Return why there are no moments over tokens to get wrong."""

@@ -58,7 +58,6 @@ class AggregationByMicroBatch(KnownFaultRule):
     )
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "every step is one micro-batch"
     fixes = FIXES
     reads = of_fixes(*FIXES)

@@ -51,7 +51,6 @@ class DenominatorCountsDropped(KnownFaultRule):
     references = ("https://github.com/huggingface/trl/issues/6369",)
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "no token was masked by rejection"
     fixes = FIXES
     reads = of_fixes(*FIXES)

@@ -59,7 +59,6 @@ class KlClamped(RowCountingRule):
     references = ("https://github.com/volcengine/verl/issues/2928",)
     stages = ("kl", "loss")
     shown_by = frozenset({"kl", "kl_loss", "loss", "reward_kl", "stored_kl"})
-    remedy = "log the loss and the KL of every optimizer step beside the run"
     part_names = (
         Part.KL_LOSS,
         Part.KL_REWARD,

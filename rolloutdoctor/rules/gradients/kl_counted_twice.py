@@ -45,7 +45,6 @@ class KlCountedTwice(DirectRule):
     )
     stages = ("advantages", "kl", "loss")
     shown_by = frozenset({"advantages", "loss"})
-    remedy = "log the loss and the KL of every optimizer step beside the run"
     part_names = (Part.KL_LOSS,)
 
     def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:

@@ -42,7 +42,6 @@ class KlGradient(DirectRule):
     references = ("https://github.com/huggingface/trl/issues/4637",)
     stages = ("kl", "loss")
     shown_by = frozenset({"kl", "kl_loss", "loss", "reward_kl", "stored_kl"})
-    remedy = "log the loss and the KL of every optimizer step beside the run"
     part_names = (
         Part.KL_LOSS,
         Part.KL_REWARD,

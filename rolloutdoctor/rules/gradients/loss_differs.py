@@ -38,4 +38,3 @@ class LossDiffers(DiffersRule):
     shown_by = frozenset({"kl", "kl_loss", "loss", "policy_loss", "reward_kl", "stored_kl"})
     shown_by_each = True
     what = "logged losses and KLs"
-    remedy = "log the loss and the KL of every optimizer step beside the run"

@@ -55,7 +55,6 @@ class GroupPartition(CountingRule):
         "https://github.com/THUDM/slime/issues/2230",
     )
     stages = ("advantages",)
-    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
     part_names = (Part.GROUP_BASELINE,)
     unit = "steps"
 

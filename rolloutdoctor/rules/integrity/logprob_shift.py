@@ -115,7 +115,6 @@ class LogProbShift(DirectRule):
     adds = tuple(pair.start + name for pair in SHIFTS.values() for name in COLUMNS)
     needs_objective = False
     stages = ("kl", "loss")
-    remedy = "log the loss and the KL of every optimizer step beside the run"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the audit, and both log-probs where they are there."""

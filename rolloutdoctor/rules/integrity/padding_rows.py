@@ -67,7 +67,6 @@ class PaddingRows(RowCountingRule):
     stages = ("advantages",)
     needs_objective = False
     splits = ("train",)
-    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
     adds = (*COUNTED, "copied", "trained", "idle", "own")
     unit = "rows"
     shows = "row that fills up the batch"
@@ -133,7 +132,7 @@ class PaddingRows(RowCountingRule):
         return Missing(
             f"{counted(copied, 'row')} repeat another of their group, and no logged advantage tells whether they were "
             "sampled",
-            self.remedy,
+            self.what_to_log,
         )
 
     def vacuous_reason(self, run: AuditedMeasured, context: Context) -> str | None:

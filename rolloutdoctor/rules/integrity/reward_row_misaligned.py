@@ -89,7 +89,6 @@ class RewardRowMisaligned(DirectRule):
         "https://github.com/huggingface/trl/issues/3098",
     )
     stages = ("advantages",)
-    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
 
     bits: float = 40.0
     """A chance of 1e-12, of which the orders and the reward functions that are tried take little."""

@@ -68,7 +68,6 @@ class RatioNotOne(RowCountingRule):
     references = ("https://github.com/volcengine/verl/issues/6280",)
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimizer step beside the run"
     adds = (*COUNTED, *OF_PASSES)
     clip: float = 1.2
     """The usual upper clip: a ratio beyond it is one that training would clip."""
