@@ -66,6 +66,12 @@ def test_the_table_of_an_output_and_no_example(tmp_path, options, name):
     assert told == []
 
 
+def test_a_table_goes_before_the_summary_below_it(tmp_path):
+    summary = printed("TrainOutput(global_step=20, metrics={'train_runtime': 9.5, 'train_loss': 1.75, 'epoch': 1.0})\n")
+    path = notebook(tmp_path / "a.ipynb", code("train()", html(table((10, 20), ["Training Loss"])), summary))
+    assert read(path)[0] == {10: {"loss": 1.25}, 20: {"loss": 2.5}}
+
+
 def test_what_a_cell_prints(tmp_path):
     path = notebook(tmp_path / "a.ipynb", code("print('Step 9 | loss=1 | reward=2')", printed(DICTS)), EXAMPLE)
     assert [values["reward"] for values in read(path)[0].values()] == [1, 2, 3, 4]

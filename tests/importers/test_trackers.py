@@ -298,9 +298,11 @@ def test_a_chart_of_wandb(tmp_path):
     assert kind_of(path) == "a chart of wandb as CSV"
     assert entries(path, told) == {(3, "train"): {"reward": 0.5}, (5, "train"): {"reward": 0.75}}
     assert not told
-    path.write_text(CHART + '"3","0.5","0.25","0.75"\n')
-    entries(path, told)
-    assert "points of the chart are means of several steps" in told[0]
+    for row in ('"3","0.5","0.25","0.75"', '"3","0.5","0.25","0.5"', '"3","0.5","0.5","0.75"'):
+        told.clear()
+        path.write_text(f"{CHART}{row}\n")
+        entries(path, told)
+        assert "points of the chart are means of several steps" in told[0]
 
 
 def test_a_chart_of_several_runs_is_those_runs(tmp_path):

@@ -76,17 +76,15 @@ def _columns(names: Sequence[str], counter: str, source: str) -> dict[str, tuple
         raise InputError(f"{source}: two columns are called {twice}; keep one of them")
     if chart := _chart(names):
         return chart if len({run for run, _ in chart.values()}) > 1 else {name: ("", chart[name][1]) for name in chart}
-    return (
-        {"Value": ("", _tag(source))}
-        if names == _DOWNLOADED
-        else {name: ("", name) for name in names if name != counter}
-    )
+    if names == _DOWNLOADED:
+        return {"Value": ("", _tag(source))}
+    return {name: ("", name) for name in names if name != counter}
 
 
 def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
     counter = _counter(table.fieldnames or ()) or ""
     columns = _columns(table.fieldnames or (), counter, source)
-    extremes = {name: f"{name}{end}" for name in columns for end in _EXTREMES if f"{name}{end}" not in columns}
+    extremes = [(name, f"{name}{end}") for name in columns for end in _EXTREMES if f"{name}{end}" not in columns]
     binned, odd, rows = False, list[int](), list[Row]()
     for number, row in enumerate(table, start=2):
         given = _given(row, delimiter)
@@ -94,7 +92,7 @@ def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: L
         if None in row or (step and step_of(step) is None):
             odd.append(number)
             continue
-        binned |= any(given.get(extreme, given.get(name)) != given.get(name) for name, extreme in extremes.items())
+        binned |= any(given.get(extreme, given.get(name)) != given.get(name) for name, extreme in extremes)
         of_runs: dict[str, dict[str, object]] = {}
         for name, (run, metric) in columns.items():
             if name in given:

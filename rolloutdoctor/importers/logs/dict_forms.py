@@ -17,7 +17,7 @@ from rolloutdoctor.importers.logs.printed import (
     texts_in,
     values_of,
 )
-from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, OF_TRAINER, STEPS, counter_of
+from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEPS, counter_of
 from rolloutdoctor.metric_names.table import metric_quantities
 
 _LINES = 1_000
@@ -32,6 +32,8 @@ _PROCESS = re.compile(r"(?:\([\w.()-]{1,100} pid=[0-9]{1,9}[^()\n]{0,60}\) )?")
 _INNER = re.compile(r"""(['"])(?:metrics|data)\1\s?:\s?\{(?=\s*['"])""")
 """The numbers of a step in a dict that has its step: ``{"step": 3, "metrics": {"loss": 0.5}}``."""
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
+_OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
+"""What the Trainer logs as it trains: the summary at its end has ``train_loss``."""
 _EVALUATIONS = frozenset({"eval", "passrate"})
 _EVAL = "eval_"
 _SUMMARY = "train_runtime"
@@ -129,7 +131,7 @@ OPENRLHF = DictForm(
     mark="Global step ",
     prefix="train/",
 )
-TRAINER = DictForm("the console log of the transformers Trainer", mark="epoch", names=frozenset(OF_TRAINER - {"epoch"}))
+TRAINER = DictForm("the console log of the transformers Trainer", mark="epoch", names=_OF_UPDATES)
 ANY_DICT = DictForm("lines of names and numbers")
 
 
