@@ -52,23 +52,31 @@ def _frozen(run: Measured, *, fewest: int) -> Oddity | None:
 
 
 def _equal_rewards(run: Measured, *, fewest: int) -> Oddity | None:
-    """Mean rewards of exactly 0 or 1 in just the lines whose loss is 0.
+    """A loss of exactly 0 in many lines, and far from it in the others: there the lines have no advantage.
 
-    The mean of rewards between 0 and 1 is 0 or 1 only if each of them is. That the loss is 0 there and nowhere else
-    says that the lines have no advantage, and that nothing but the policy term is in the loss.
+    On-policy, centred advantages cancel, but then in every line. The mean of rewards between 0 and 1 is 0 or 1 only if
+    each of them is: a loss beside it has another term.
     """
     lines = run.table.drop_nulls(["loss", "reward"])
-    if len(lines) < fewest or not lines["reward"].is_between(0, 1).all():
+    equal = pl.col("reward").is_in([0.0, 1.0]) & pl.lit(lines["reward"].is_between(0, 1).all())
+    zero, others = lines.filter(pl.col("loss") == 0), lines.filter(pl.col("loss") != 0)
+    is_clear = (others["loss"].abs() > DISTINCT).all() and not len(others.filter(equal))
+    has_gradient = (zero["grad_norm"].drop_nulls() != 0).any()
+    if len(lines) < fewest or not is_clear or has_gradient or min(len(zero), len(others)) < FEW:
         return None
-    equal = lines.filter(pl.col("reward").is_in([0.0, 1.0]))
-    others = lines.filter(~pl.col("reward").is_in([0.0, 1.0]))
-    is_clear = (equal["loss"] == 0).all() and (others["loss"].abs() > DISTINCT).all()
-    if not is_clear or min(len(equal), len(others)) < FEW or len(equal) < MANY * len(lines):
+    # Before a policy is trained, as while a critic warms up, its loss is 0.
+    if len(zero) < MANY * len(lines) or zero["step"].to_numpy().max() < others["step"].to_numpy().min():
         return None
-    words = (
-        f"in {len(equal):,} of {counted(len(lines), 'line')} every response has the same reward (the mean is exactly 0 "
-        "or 1, and the loss is 0): they train nothing"
-    )
+    alike = len(zero.filter(equal))
+    words = f"in {len(zero):,} of {counted(len(lines), 'line')} "
+    if alike == len(zero):
+        words += (
+            "every response has the same reward (the mean is exactly 0 or 1, and the loss is 0): they train nothing"
+        )
+    else:
+        least = number(float(others["loss"].abs().to_numpy().min()))
+        words += f"the loss is exactly 0, and {least} or more in the others: they train nothing, as where the rewards "
+        words += f"of a group are equal{f' (in {alike:,} every reward is 0 or 1)' if alike else ''}"
     return Oddity(
         severity=Severity.INFO,
         confirmed=False,

@@ -154,13 +154,40 @@ def test_lines_that_repeat(moving, lines, changes, is_told):
         (4, 6, {"loss": [0.0] * 4 + [0.5] * 5 + [0.009]}, False),
         (4, 6, {"loss": [0.0] * 4 + [0.5] * 5 + [0.011]}, True),
         (4, 6, {"reward": [0.0, 1.0] * 2 + [0.25] * 5 + [1.5]}, False),
+        # Of rewards that are all equal there is a loss; the gradient is there.
+        (4, 6, {"reward": [0.0, 1.0] * 2 + [0.25] * 5 + [1.0]}, False),
+        (4, 6, {"grad_norm": [0.1] + [0.0] * 3 + [0.5] * 6}, False),
+        (4, 6, {"grad_norm": [0.0] * 4 + [0.5] * 6}, True),
     ],
 )
 def test_means_of_0_or_1_in_the_lines_whose_loss_is_0(equal, others, log, is_told):
-    series = {"loss": [0.0] * equal + [0.5] * others, "reward": ([0.0, 1.0] * 4)[:equal] + [0.25] * others}
-    found = [one for one in check_log("RDM003", **{**series, **log}).findings if "train nothing" in one.headline]
+    series = {"loss": [0.0] * equal + [0.5] * others, "reward": ([0.0, 1.0] * 4)[:equal] + [0.25] * others} | log
+    # The first lines come last: what is 0 at the beginning alone is no training yet.
+    series = {name: values[1:] + values[:1] for name, values in series.items()}
+    found = [one for one in check_log("RDM003", **series).findings if "the same reward" in one.headline]
     assert [(one.severity.label, one.verdict) for one in found] == [("info", "exposed")] * is_told
     assert not is_told or found[0].remark.startswith(f"in {equal} of 10 lines every response has the same reward")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "losses", "said"),
+    [
+        ([0.25] * 10, [-0.5] + [0.0] * 4 + [-0.5] * 5, "in 4 of 10 lines the loss is exactly 0, and 0.5 or more in"),
+        ([0.25] * 8 + [0.0] * 2, [0.5] * 6 + [0.0] * 4, "of a group are equal (in 2 every reward is 0 or 1)"),
+        ([1.5] * 10, [0.011] * 6 + [0.0] * 4, "of a group are equal"),
+        ([0.25] * 10, [0.009] * 6 + [0.0] * 4, ""),
+        ([0.25] * 10, [0.5] * 7 + [0.0] * 3, ""),
+        # Before the policy is trained.
+        ([0.25] * 10, [0.0] * 4 + [0.5] * 6, ""),
+        ([0.25] * 10, [0.0] * 10, ""),
+        ([0.25] * 10, [0.5] + [0.0] * 4 + [0.5] * 5, "the loss is exactly 0"),
+    ],
+)
+def test_a_loss_of_exactly_0_in_many_lines_and_far_from_it_in_the_others(rewards, losses, said):
+    noisy = [reward + 1e-3 * place * (0 < reward < 1) for place, reward in enumerate(rewards)]
+    found = [one for one in check_log("RDM003", loss=losses, reward=noisy).findings if "train nothing" in one.headline]
+    assert [one.severity.label for one in found] == ["info"] * bool(said)
+    assert not said or said in found[0].remark
 
 
 def test_a_length_that_collapses_while_the_reward_rises_is_named_in_the_verdict(tmp_path):

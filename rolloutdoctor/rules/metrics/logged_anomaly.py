@@ -45,7 +45,7 @@ class LoggedAnomaly(TableRule):
     value by the mean of all others; of more than ten values, a `kl_peak` above 10 that their tail does not explain, or
     above 100 nats, is a finding: a warning from half a nat, or if ten lines are above 100; information in one line or
     fewer than 2 %, if the KL returns to its level. Warnings are a gradient norm above 1e7, three numbers but 0 that
-    stay in the last half of the lines, or a loss of 0 beside one; information of rewards 0 and 1. All exposed.
+    stay in the last half of the lines, or a loss of 0 beside one; 0 in 40 % and far from it elsewhere: information.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check its estimator.
