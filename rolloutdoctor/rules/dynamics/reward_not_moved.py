@@ -76,7 +76,8 @@ class RewardNotMoved(NumbersRule):
         first, last = float(values[0]), float(values[-1])
         if (still := self._still(run, context)) is not None:
             return still
-        is_over = rate[-1] <= self.ended * rate.max()  # NaN where it is not logged
+        # NaN where it is not logged, and 0 throughout where its digits are cut.
+        is_over = rate[-1] <= self.ended * rate.max() and rate.max() > 0
         if not is_over or values.max() == values.min() or abs(last - first) > self.errors * float(values.std(ddof=1)):
             return None
         return Judgement(
