@@ -40,8 +40,8 @@ KEEP = 512
 """Values of a quantity that are kept, evenly spread."""
 
 
-_LEARNED = frozenset({"reward", "accuracy"})
-"""Quantities of which the first sentence says whether they rise."""
+_TOLD = frozenset({"reward", "accuracy", "response_length", "entropy", "grad_norm"})
+"""Quantities of which the first sentence says where they go."""
 
 
 _FEWEST_OF_THIRDS = 6
@@ -73,7 +73,7 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
         kept = own.reverse().gather_every(-(-len(own) // KEEP)).reverse()
         series = tuple(map(meaning.canonical, kept["logged"]))
         known, marks = BY_NAME[name], _marks(name, findings)
-        trend = _trend(series) if name in _LEARNED else None
+        trend = _trend(series) if name in _TOLD else None
         found.append(Vital(name, known.title, metric, known.unit, tuple(kept["step"]), series, marks, trend))
     return tuple(found)
 

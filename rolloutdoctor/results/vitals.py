@@ -47,7 +47,7 @@ class Vital:
         steps: steps at which it was logged, in order.
         series: its value at each.
         marks: step at which a finding about it begins, and the code of its rule.
-        trend: of the reward, or the accuracy where no reward is logged, from its first third to its last.
+        trend: from its first third to its last; None of what the first sentence does not tell.
     """
 
     name: str

@@ -38,6 +38,12 @@ _SHARES = ("truncated_share", "counted_share", "long_share")
 _FAR = {"kl": (0.1, "a token"), "response_kl": (10.0, "a response")}
 """Quantity to the nats from which on a gain is said with it: a hundred tokens then have a log-ratio of 10."""
 
+_LEARNED = frozenset({"reward", "accuracy"})
+"""Quantities that say whether a policy improves."""
+
+_DOUBLED = 2.0
+"""Times by which another quantity of few lines has steadily grown or shrunk that is told."""
+
 _BESIDE = frozenset({"learning_rate", "step_time"})
 """Quantities that say nothing of the policy."""
 
@@ -70,9 +76,22 @@ def too_few(report: Report) -> Iterator[str]:
         if is_short:
             least, most = f"{reward.least:.3g}", f"{reward.largest:.3g}"
             are, was = "is" if trend.lines == 1 else "are", least if least == most else f"{least} to {most}"
-            yield f"{lines} {are} too few to tell whether the {reward.title} rises: it is {was}."
+            yield f"{lines} {are} too few to tell whether the {reward.title} rises: it is {was}{_meanwhile(report)}."
         elif FEWEST <= trend.lines < FEWEST_OF_THIRDS and not (trend.exceeds(LIKELY) or trend.exceeds(-LIKELY)):
             yield f"{lines} are too few to tell whether the {reward.title} rises: {_thirds(trend)}{_interval(trend)}."
+
+
+def _meanwhile(report: Report) -> str:
+    """Say what else changed steadily and by much in few lines, whatever became of the reward."""
+    changes = []
+    for vital in report.vitals:
+        if vital.trend is None or vital.name in _LEARNED or abs(vital.trend.rank) < SURE_RANK:
+            continue
+        low, high = sorted((vital.trend.first, vital.trend.last))
+        if low > 0 and high >= _DOUBLED * low:
+            way = "rose" if vital.trend.change > 0 else "fell"
+            changes.append(f"the {vital.title} {way} from {vital.first:.3g} to {vital.last:.3g}")
+    return f"; {' and '.join(changes)}" if changes else ""
 
 
 def _is_of_much(one: Finding) -> bool:
@@ -85,7 +104,7 @@ def _is_of_much(one: Finding) -> bool:
 
 def _learned(report: Report) -> Vital | None:
     """Return the reward, or the accuracy of a log without one."""
-    return next((vital for vital in report.vitals if vital.trend is not None), None)
+    return next((vital for vital in report.vitals if vital.name in _LEARNED), None)
 
 
 def _is_open(report: Report) -> bool:
@@ -105,7 +124,11 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
     told = 0
     for vital in report.vitals:
         is_told = any("accuracy_last" in one.measures for one in report.findings)
-        if vital.trend is None or (is_told if vital.name == "accuracy" else not _is_open(report)):
+        if (
+            vital.trend is None
+            or vital.name not in _LEARNED
+            or (is_told if vital.name == "accuracy" else not _is_open(report))
+        ):
             continue
         sign, words = _went(vital.trend)
         if sign and sign != told:

@@ -127,6 +127,24 @@ def test_a_gain_says_how_far_the_policy_is_from_the_reference(tmp_path, name, va
     assert verdict(rd.check(path)).startswith(said), verdict(rd.check(path))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([401, 399, 350, 300, 250, 201, 199], "; the response length fell from 401 to 199."),
+        ([401, 399, 350, 300, 250, 202, 200], "0.6."),
+        ([400, 300, 350, 200, 250, 150, 160], "0.6."),
+        ([100, 110, 120, 150, 170, 210, 230], "; the response length rose from 100 to 230."),
+    ],
+)
+def test_what_changes_steadily_in_few_lines_is_told_beside_them(tmp_path, lengths, said):
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": n, "reward": 0.5 + n % 2 / 10, "response_length": each} for n, each in enumerate(lengths)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = verdict(rd.check(path)).partition(" Too little")[0]
+    assert first.startswith("7 lines are too few to tell whether the reward rises: it is 0.5 to 0.6")
+    assert first.endswith(said), first
+
+
 @pytest.mark.parametrize("lines", [5, 9, 12, 20, 60])
 def test_noise_seldom_rises_or_falls(lines):
     draws = np.random.default_rng(0).binomial(8, 0.3, (1000, lines)) / 8
