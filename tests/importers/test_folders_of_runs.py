@@ -7,6 +7,7 @@ import pytest
 from log_files import console, tracked, wandb_folder
 
 from rolloutdoctor.commands.check.each import find_runs
+from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
@@ -107,3 +108,9 @@ def test_weights_of_torch_are_no_dump(name, count, tmp_path):
     with zipfile.ZipFile(tmp_path / "saved" / name, "w") as archive:
         archive.writestr("archive/data.pkl", b"")
     assert len(find_runs([str(tmp_path)])) == count
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "vocab.json", "tokenizer.json"])
+def test_what_is_saved_beside_a_model_is_not_looked_through(tmp_path, name):
+    (tmp_path / name).write_text("{'loss': 0.5, 'reward': 1.0, 'epoch': 0.1}\n" * 3)
+    assert kind_of(tmp_path / name) is None

@@ -22,6 +22,14 @@ from rolloutdoctor.results.errors import InputError
 _MOST_DIGITS = 4
 """Of the number of a run in a file."""
 
+_OF_MODELS = frozenset(
+    {
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+        *("vocab.json", "vocab.txt", "merges.txt", "model.safetensors.index.json", "pytorch_model.bin.index.json"),
+    }
+)
+"""Files that transformers saves beside a model: megabytes of words, which every format would look through."""
+
 FORMATS: tuple[LogFormat, ...] = (
     TensorboardEvents(),
     WandbRun(),
@@ -38,6 +46,8 @@ FORMATS: tuple[LogFormat, ...] = (
 
 def format_of(path: Path) -> tuple[LogFormat, str] | None:
     """Return the format of a log of numbers, and what it is in words; None if it is none."""
+    if path.name in _OF_MODELS:
+        return None
     for one in FORMATS:
         why = one.detect(path)
         if why is not None:
