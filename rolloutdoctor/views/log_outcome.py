@@ -71,14 +71,34 @@ def too_few(report: Report) -> Iterator[str]:
     if reward is None:
         yield from _without_reward(report.vitals)
     elif reward.trend is not None and _is_open(report):
-        trend, lines = reward.trend, many(reward.trend.lines, "line")
-        is_short = trend.lines < FEWEST and -SURE_RANK < trend.rank < LIKELY_RANK
-        if is_short:
-            least, most = f"{reward.least:.3g}", f"{reward.largest:.3g}"
-            are, was = "is" if trend.lines == 1 else "are", least if least == most else f"{least} to {most}"
-            yield f"{lines} {are} too few to tell whether the {reward.title} rises: it is {was}{_meanwhile(report)}."
-        elif FEWEST <= trend.lines < FEWEST_OF_THIRDS and not (trend.exceeds(LIKELY) or trend.exceeds(-LIKELY)):
-            yield f"{lines} are too few to tell whether the {reward.title} rises: {_thirds(trend)}{_interval(trend)}."
+        trend = reward.trend
+        if not _is_short(trend):
+            return
+        are = "is" if trend.lines == 1 else "are"
+        was = f"{_ends(reward)}{_meanwhile(report)}" if trend.lines < FEWEST else f"{_thirds(trend)}{_interval(trend)}"
+        yield f"{many(trend.lines, 'line')} {are} too few to tell whether the {reward.title} rises: {was}."
+
+
+def is_too_little(report: Report) -> bool:
+    """Tell a report of too few rules, or of a log too short for a trend, in which few faults can have shown."""
+    reward = _learned(report) if report.is_log_alone else None
+    is_short = reward is not None and reward.trend is not None and _is_short(reward.trend) and _is_open(report)
+    return report.is_too_little or is_short
+
+
+def _is_short(trend: Trend) -> bool:
+    if trend.lines < FEWEST:
+        return -SURE_RANK < trend.rank < LIKELY_RANK
+    return trend.lines < FEWEST_OF_THIRDS and not (trend.exceeds(LIKELY) or trend.exceeds(-LIKELY))
+
+
+def _ends(vital: Vital) -> str:
+    """Say the first and the last value, or the only one, and the extremes where they lie further apart."""
+    first, last, least, most = (f"{each:.3g}" for each in (vital.first, vital.last, vital.least, vital.largest))
+    if least == most:
+        return f"it is {first}{' in all of them' if len(vital.series) > 1 else ''}"
+    span = "" if {first, last} == {least, most} else f" ({least} to {most} in all)"
+    return f"{first} in the first, {last} in the last{span}"
 
 
 def _meanwhile(report: Report) -> str:

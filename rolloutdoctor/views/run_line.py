@@ -5,7 +5,7 @@ from collections import Counter
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.views.layout import many
-from rolloutdoctor.views.log_outcome import before_the_rules
+from rolloutdoctor.views.log_outcome import before_the_rules, is_too_little
 from rolloutdoctor.views.style import plain
 
 
@@ -22,7 +22,7 @@ def outcome(run: CheckedRun) -> str:
     worst = run.report.worst()
     if worst is not None and worst >= Severity.WARNING:
         return worst.label
-    return "too little to judge" if run.report.is_too_little else "no fault"
+    return "too little to judge" if is_too_little(run.report) else "no fault"
 
 
 def total(found: Counter[str]) -> str:

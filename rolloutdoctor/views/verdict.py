@@ -6,7 +6,7 @@ from math import isfinite
 
 from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
 from rolloutdoctor.views.layout import as_sentence, many
-from rolloutdoctor.views.log_outcome import MUCH, before_the_rules, reasons, too_few
+from rolloutdoctor.views.log_outcome import MUCH, before_the_rules, is_too_little, reasons, too_few
 from rolloutdoctor.views.style import shown
 from rolloutdoctor.views.untested import best_remedy
 
@@ -63,7 +63,7 @@ def _outcome(report: Report) -> str:
             (reason,) = reasons
             return f"{as_sentence(reason)}."
         return f"Nothing could be checked: {_untested(report)}."
-    if report.is_too_little:
+    if is_too_little(report):
         return " ".join([*_remarks(report), *_few(report), _too_little(report, tested, report.testable)])
     return " ".join([*_few(report), _healthy(report), *_remarks(report)])
 

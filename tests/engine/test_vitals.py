@@ -47,14 +47,19 @@ def thirds(errors: float, size: int) -> list[float]:
         (thirds(LIKELY - 0.1, 6), "18 lines are too few to tell whether the reward rises: 0 in the first third, "),
         (thirds(LIKELY - 0.1, 8), "The reward has not moved: "),
         (thirds(-LIKELY + 0.1, 4), "12 lines are too few to tell whether the reward rises: 0 in the first third, "),
-        (thirds(SURE + 0.1, 4)[1:], "11 lines are too few to tell whether the reward rises: it is -0.866 to 3.77. "),
+        (
+            thirds(SURE + 0.1, 4)[1:],
+            "11 lines are too few to tell whether the reward rises: 0.866 in the first, 3.77 in the last (-0.866 to "
+            "3.77 in all). ",
+        ),
         (range(7), "The reward rose: 0.5 in the first third, 5.5 in the last of 7 lines. "),
         (range(7, 0, -1), "The reward fell: 6.5 in the first third, 1.5 in the last of 7 lines. "),
         (range(6), "The reward probably rose: 0.5 in the first third, 4.5 in the last of 6 lines. "),
-        (range(6, 0, -1), "6 lines are too few to tell whether the reward rises: it is 1 to 6. "),
+        (range(6, 0, -1), "6 lines are too few to tell whether the reward rises: 6 in the first, 1 in the last. "),
         (range(5), "The reward probably rose: 0 in the first third, 4 in the last of 5 lines. "),
-        (range(4), "4 lines are too few to tell whether the reward rises: it is 0 to 3. "),
+        (range(4), "4 lines are too few to tell whether the reward rises: 0 in the first, 3 in the last. "),
         ([0.5], "1 line is too few to tell whether the reward rises: it is 0.5. "),
+        ([0.5] * 3, "3 lines are too few to tell whether the reward rises: it is 0.5 in all of them. "),
     ],
 )
 def test_how_the_reward_went_is_said_first(tmp_path, rewards, said):
@@ -131,8 +136,8 @@ def test_a_gain_says_how_far_the_policy_is_from_the_reference(tmp_path, name, va
     ("lengths", "said"),
     [
         ([401, 399, 350, 300, 250, 201, 199], "; the response length fell from 401 to 199."),
-        ([401, 399, 350, 300, 250, 202, 200], "0.6."),
-        ([400, 300, 350, 200, 250, 150, 160], "0.6."),
+        ([401, 399, 350, 300, 250, 202, 200], " (0.5 to 0.6 in all)."),
+        ([400, 300, 350, 200, 250, 150, 160], " (0.5 to 0.6 in all)."),
         ([100, 110, 120, 150, 170, 210, 230], "; the response length rose from 100 to 230."),
     ],
 )
@@ -141,7 +146,7 @@ def test_what_changes_steadily_in_few_lines_is_told_beside_them(tmp_path, length
     rows = [{"step": n, "reward": 0.5 + n % 2 / 10, "response_length": each} for n, each in enumerate(lengths)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     first = verdict(rd.check(path)).partition(" Too little")[0]
-    assert first.startswith("7 lines are too few to tell whether the reward rises: it is 0.5 to 0.6")
+    assert first.startswith("7 lines are too few to tell whether the reward rises: 0.5 in the first, 0.5 in the last")
     assert first.endswith(said), first
 
 

@@ -14,6 +14,10 @@ from rolloutdoctor.results.findings import (
     Severity,
     Skipped,
 )
+from rolloutdoctor.results.several import CheckedRun
+from rolloutdoctor.results.vitals import Trend, Vital
+from rolloutdoctor.views.log_outcome import FEWEST_OF_THIRDS
+from rolloutdoctor.views.run_line import outcome
 from rolloutdoctor.views.verdict import verdict
 
 CLEAN = tuple((f"RDX{place:03}", "name") for place in range(100))
@@ -68,6 +72,22 @@ def test_a_log_alone_is_judged_by_the_rules_that_read_logs(tested, short, said):
     made = replace(report(tested, 3), input=InputSummary(steps=9), skipped=rollouts + lacking)
     assert verdict(made) == said
     assert made.coverage.rules == tested + short + 70
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "outcome_word"),
+    [
+        (FEWEST_OF_THIRDS - 1, "Too little to judge: 20 of 20 rules", "too little to judge"),
+        (FEWEST_OF_THIRDS, "No fault was found in the log: 20 of 20 rules", "no fault"),
+    ],
+)
+def test_lines_that_are_too_few_for_a_trend_are_too_little_to_judge(lines, said, outcome_word):
+    trend = Trend(lines, 0.5, 0.5, 0.1, 0.0, 0.0)
+    vital = Vital("reward", "reward", "reward", "1", tuple(range(lines)), (0.5,) * lines, (), trend)
+    made = replace(report(20, 0), skipped=(), input=InputSummary(steps=lines), vitals=(vital,))
+    assert said in verdict(made)
+    assert ("are too few to tell" in verdict(made)) == (outcome_word != "no fault")
+    assert outcome(CheckedRun("a", ("a",), made)) == outcome_word
 
 
 def test_what_is_by_design_stands_beside_no_fault():
