@@ -5,7 +5,10 @@ import json
 import pytest
 
 import rolloutdoctor as rd
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import pairs
+from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.io.locations.paths import Source
 
 LINE = "step:{} - actor/pg_loss:0.0{} - actor/grad_norm:0.3 - critic/score/mean:0.{} - response_length/mean:100.5\n"
 
@@ -20,6 +23,21 @@ def test_a_byte_that_is_no_text_costs_no_line(tmp_path, odd, at):
     text = "".join(LINE.format(step, step, step) for step in range(1, 7)).encode()
     (tmp_path / "train.log").write_bytes(text.replace(b"step:%d" % at, odd + b"step:%d" % at))
     assert steps(tmp_path / "train.log") == 6
+
+
+@pytest.mark.parametrize(("zeros", "said"), [(1023, 0), (1024, 1024), (3 * 2**20, 3 * 2**20)])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_stretch_where_nothing_was_written_is_skipped_and_said(tmp_path, zeros, said, at):
+    lines = [LINE.format(step, step, step).encode() for step in range(1, 700)]
+    (tmp_path / "train.log").write_bytes(b"".join([*lines[:at], b"\0" * zeros, *lines[at:]]))
+    told = []
+    assert len([*read_log(Source.of(str(tmp_path / "train.log")), LogNotes(told.append))]) == 699
+    assert any(f"{said:,} NUL bytes" in note for note in told) is bool(said)
+
+
+def test_nothing_but_zeros_is_no_text(tmp_path):
+    (tmp_path / "train.log").write_bytes(b"\0" * 5000)
+    assert kind_of(tmp_path / "train.log") is None
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,32 @@ def test_a_line_of_the_transformers_trainer(text, tmp_path):
     assert (kind, found) == (TRANSFORMERS, {(1, "train"): {"loss": 0.5, "reward": 1.25, "epoch": 0.5} | nulls})
 
 
+WHOLE = "{'loss': 0.5, 'reward': 1.25, 'kl': 0.1, 'epoch': 0.5}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (WHOLE + "{'loss': 0.0, 'reward': 0.0, 'kl': 0.0, 'epo", {"loss": 0.0, "reward": 0.0, "kl": 0.0}),
+        (WHOLE + "{'loss': 0.0, 'reward': 0.0, 'kl': 0.0}\n", {"loss": 0.0, "reward": 0.0, "kl": 0.0}),
+        (WHOLE + "{'loss': 0.0, 'reward': 0.0, 'kl': 0.", None),
+        (WHOLE + "{'loss': 0.5, 'reward': 1.25, 'kl': 0.1}\n", None),
+        (WHOLE + "{'kl': 0.0, 'loss': 0.0, 'reward': 0.0}\n", None),
+    ],
+    ids=["no brace", "a brace of one's own", "too few", "printed again", "another dict"],
+)
+def test_the_whole_pairs_of_a_line_that_lost_its_end_are_read(text, expected, tmp_path):
+    kind, found, _ = read(tmp_path, text)
+    assert kind == TRANSFORMERS
+    assert found.get((2, "train")) == expected
+
+
+def test_a_line_that_a_terminal_cut_keeps_its_place(tmp_path):
+    text = WHOLE + "{'loss': 0.0, 'reward': 0.0, 'kl': 0.0, 'epo\n" + WHOLE.replace("0.5", "1.5")
+    _, found, _ = read(tmp_path, text)
+    assert [values["loss"] for values in found.values()] == [0.5, 0.0, 1.5]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -51,7 +51,7 @@ class Console:
         _, form = _looked_at(Path(source.path))
         if form is None:
             raise InputError(f"{source.name}: no line with numbers of a training is there")
-        yield from entries_of_text(lines_of(source), form, source.name, notes)
+        yield from entries_of_text(lines_of(source, notes.tell), form, source.name, notes)
 
 
 def _looked_at(path: Path) -> tuple[str, Form | None]:

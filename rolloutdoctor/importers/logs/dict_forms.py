@@ -67,20 +67,29 @@ class DictForm:
         """
         summary: list[Printed] | None = []
         rewards: dict[str, float | None] = {}
+        whole: Printed | None = None
+        at_end: list[Printed] = []
         for line in _joined(lines):
             if self.mark not in line:
+                cut = None if whole is None or "{" not in line else _cut(line, whole)
+                if cut is not None and "}" in line:
+                    # Whoever cut the end of a paste may have put a brace there; elsewhere it is another dict.
+                    at_end = [cut]
+                elif cut is not None:
+                    yield cut
                 continue
             if not self.names and self.numbering is None and "{" not in line and "eval" not in line:
                 rewards |= mean_rewards_in(line)
             found = self._numbered(line) if self.numbering else self._unnumbered(line)
             if _SUMMARY not in line:
                 for record in found:
+                    whole, at_end = (record if self.names else None), []
                     has_own = record.step is not None or "reward" in metric_quantities(record.values).values()
                     yield record if has_own or not rewards else replace(record, values=rewards | record.values)
                     rewards, summary = {}, None
             elif summary is not None:
                 summary = list(found)
-        yield from summary or ()
+        yield from [*(summary or ()), *at_end]
 
     def _numbered(self, line: str) -> Iterator[Printed]:
         match = None if self.numbering is None else self.numbering.search(line)
@@ -133,6 +142,14 @@ OPENRLHF = DictForm(
 )
 TRAINER = DictForm("the console log of the transformers Trainer", mark="epoch", names=_OF_UPDATES)
 ANY_DICT = DictForm("lines of names and numbers")
+
+
+def _cut(line: str, whole: Printed) -> Printed | None:
+    """Return the pairs that are whole in a line that lost its end; None unless they begin as those of a line before."""
+    values = values_of(dict_in(line[line.find("{") :]) or {})
+    is_beginning = [*values] == [*whole.values][: len(values)] and len(values) >= FEWEST_NUMBERS
+    is_again = all(whole.values[name] == value for name, value in values.items() if name in whole.values)
+    return Printed(values) if is_beginning and not is_again else None
 
 
 def _is_evaluation(row: dict[str, str]) -> bool:

@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -33,6 +33,9 @@ _IN_ENVELOPE = ("log", "message", "msg", "line", "textPayload")
 _BINARY = 0.02
 """Share of NUL bytes above which a file is no text; NCCL prints one now and then."""
 
+_HOLE = re.compile(rb"\0{1024,}")
+"""NUL bytes where nothing was written: a program goes on at its place in a file that was emptied below it."""
+
 
 def beginning(path: Path) -> list[str]:
     """Return the first lines of a text file; none of one that is no text.
@@ -53,7 +56,7 @@ def beginning(path: Path) -> list[str]:
 
 def _shown(text: bytes) -> bytes:
     """Return what a terminal shows of a text: of each line what was drawn last."""
-    return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n"))
+    return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in _HOLE.sub(b"\n", text).split(b"\n"))
 
 
 @contextmanager
@@ -67,7 +70,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def is_text(start: bytes) -> bool:
-    """Tell text by its first bytes."""
+    """Tell text by its first bytes, but for those where nothing was written."""
+    start = _HOLE.sub(b"\n", start)
     return start.count(b"\0") <= _BINARY * len(start) and not start.startswith((b"PAR1", b"SQLite format 3"))
 
 
@@ -86,24 +90,30 @@ def printed_in(raw: bytes) -> str | None:
 
 def lines_in(raw: bytes) -> Iterator[str]:
     """Yield the lines of some bytes; what a progress bar drew over counts as lines, too."""
-    yield from (_plain(line) for line in raw.replace(b"\r", b"\n").split(b"\n") if len(line) <= _LONGEST)
+    yield from (
+        _plain(line) for line in _HOLE.sub(b"\n", raw).replace(b"\r", b"\n").split(b"\n") if len(line) <= _LONGEST
+    )
 
 
-def lines_of(source: Source) -> Iterator[str]:
-    """Yield all lines of a file, but for those that are too long.
+def lines_of(source: Source, tell: Callable[[str], None] = lambda sentence: None) -> Iterator[str]:
+    """Yield all lines of a file, but for those that are too long; `tell` takes a sentence on what is not written.
 
     Raises:
         InputError: if it cannot be read.
     """
     try:
         with _opened(Path(source.path)) as file:
-            rest = b""
+            rest, skipped = b"", 0
             while block := file.read(lines.CHUNK_BYTES):
+                skipped += (holes := sum(map(len, _HOLE.findall(block))))
+                block = _HOLE.sub(b"\n", block) if holes else block
                 *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
                 yield from (_plain(line) for line in whole if len(line) <= _LONGEST)
                 rest = rest if len(rest) <= _LONGEST else b""
             if not lines.is_growing():
                 yield _plain(rest)
+            if skipped:
+                tell(f"{source.name}: {skipped:,} NUL bytes in a row, where nothing was written, are skipped")
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
 
