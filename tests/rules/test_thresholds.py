@@ -266,6 +266,12 @@ BOUNDARIES = [
         *({"reward": [0.0] * steps, "reward_std": [0.0] * steps} for steps in (2, 3)),
         ("warning", "error"),
     ),
+    Boundary(
+        "RDT002",
+        "mostly",
+        *({"reward": [0.0] * zeros + [0.123] * (30 - zeros)} for zeros in (26, 27)),
+        ("clean", "info: the reward is"),
+    ),
     # Nothing is learned from one reward throughout if no step has a gradient, printed with three decimals or more.
     Boundary(
         "RDT002",
@@ -729,6 +735,13 @@ BOUNDARIES = [
         2.0,
         lambda x: {"reward": waves(turns(0.5, 0.5 + x * np.sqrt(2 / 19), at=20, steps=60), 1.0)},
         ("info", "clean"),
+    ),
+    near(
+        "RDT016",
+        "errors_of_fall",
+        1.5,
+        lambda x: {"reward": waves(turns(0.5, 0.5 - x * np.sqrt(2 / 19), at=20, steps=60), 1.0)},
+        ("info: the reward has not moved", "info: the reward did not rise"),
     ),
     # Of the first four values three are low: with noise of size s their median is s, and that of the last four 1.
     near(

@@ -9,6 +9,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.logged_quantities import is_rounded, of_distillation
 from rolloutdoctor.rules.measures.constant_functions import constant_functions, functions_of, zero_functions
+from rolloutdoctor.rules.measures.mostly_least import mostly_least
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -27,16 +28,15 @@ class ConstantReward(NumbersRule):
     ## How it is measured
     One value of the reward in ten or more logged steps is an error if the standard deviation of the rewards is logged
     as 0, every group is zero-variance, the smallest reward is the largest, or no step has a gradient, and is confirmed
-    then; else a warning: batches have equal means if a reward is standardized before it is logged. In fewer lines,
-    down to one, a reward that is exactly 0 in all of them is a warning if the mean advantage or return is 0 too, or the
-    spread is 0, which in three lines or more is an error; functions whose mean and deviation are exactly 0 in all of
-    them are information, and so are those with a mean of 0 and no deviation in two lines or more.
+    then; else a warning: batches have equal means if a reward is standardized before it is logged. The least reward in
+    90 % of the steps is information. In fewer than ten lines, a reward that is exactly 0 in all of them is a warning if
+    the mean advantage or return is 0 too, or the spread is 0, which in three lines or more is an error; functions whose
+    mean and deviation are exactly 0 in all of them are information, and those with a mean of 0 in two lines or more.
 
-    For a single reward function, a value that holds from some step to the end of the log, for at least ten steps and
-    half of the log, and not by chance, is a warning if it is 0 or less from the first step, or below what the function
-    gave before. It is information if it is 1, above what the function gave before, or above 0 from the first step:
-    every response passes. So is 0 of a penalty, by its name, that nothing incurred, and 0 if the options give one of
-    the functions no weight. If there are rollouts, RDA009 measures the functions.
+    For a single reward function, a value that holds to the end, for ten steps and half of the log, and not by chance,
+    is a warning if it is 0 or less from the first step, or below what the function gave before. It is information if it
+    is 1, above what it gave before, or above 0 from the first step: every response passes. So is 0 of a penalty, by its
+    name, that nothing incurred, and 0 if the options give a function no weight. Of rollouts RDA009 measures them.
 
     ## What to do
     Call the reward function on some responses of the log, and look at what it returns and which exceptions it catches.
@@ -55,6 +55,7 @@ class ConstantReward(NumbersRule):
 
     lasting: int = 3
     coarse: float = 1e-3
+    mostly: float = 0.9
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """A training without a reward."""
@@ -102,8 +103,7 @@ class ConstantReward(NumbersRule):
 
     def _all_zero(self, run: Measured, context: Context) -> Judgement | None:
         """Judge few lines in which every reward, advantage and return is 0: one is enough."""
-        names = [name for name in ("reward", "advantage", "return") if name in context.quantities]
-        table = run.table
+        names, table = [name for name in ("reward", "advantage", "return") if name in context.quantities], run.table
         extremes = table["reward_min"] == table["reward_max"]
         equal = [extremes, table["reward_std"] == 0, table["zero_variance_share"] == 1]
         proved = any(flags.fill_null(value=False).all() for flags in equal)
@@ -131,7 +131,7 @@ class ConstantReward(NumbersRule):
 
         rewards = series(run, "reward")
         if np.ptp(rewards) > 0:
-            return self._of_functions(run, context)
+            return self._of_functions(run, context) or mostly_least(run, context, self.mostly)
         flat, value = self._flat(run, context), number(float(rewards[0]))
         return Judgement(
             severity=Severity.ERROR if flat else Severity.WARNING,

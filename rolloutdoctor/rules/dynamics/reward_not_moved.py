@@ -28,7 +28,8 @@ class RewardNotMoved(NumbersRule):
     three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the last are
     compared, within two standard deviations of all. It is information if 0 lies in the interval, the medians of
     the first and the last tenth of 40 lines or more differ by no more than six standard errors (a rise at once, within
-    the first third) and the reward did not collapse in between (`RDT005`). Confirmed.
+    the first third) and the reward did not collapse in between (`RDT005`). A fall by more than 1.5 standard errors, as
+    noise makes once in 15 times, is none that has not moved: it "did not rise". Confirmed.
 
     The policy hardly moved if its KL from the reference is below 0.001 nats in all of ten lines or more (`kl_largest`),
     or if the learning rates of all steps add up to less than 1e-6 (`rate_sum`), by which Adam moves a weight at most,
@@ -52,6 +53,7 @@ class RewardNotMoved(NumbersRule):
 
     fewest: int = 20
     errors: float = 2.0
+    errors_of_fall: float = 1.5
     errors_of_ends: float = 6.0
     few: int = 3
     still: float = 0.1
@@ -106,10 +108,11 @@ class RewardNotMoved(NumbersRule):
             return None
         low, high = change - self.errors * error, change + self.errors * error
         beside = self._standing_still(run)
+        went = "did not rise" if change < -self.errors_of_fall * error else "has not moved"
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"the reward has not moved: {number(first)} in the first third, "
+            headline=f"the reward {went}: {number(first)} in the first third, "
             f"{number(last)} in the last ({low:+.2g} to {high:+.2g}){beside}",
             message=f"The mean reward changed by {change:+.2g}, with an interval of {low:+.2g} to {high:+.2g}{beside}.",
             evidence=f"{counted(len(values) // 3, 'logged step')} at either end",
