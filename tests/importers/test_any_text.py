@@ -613,3 +613,14 @@ def test_dicts_without_a_step_among_those_with_one(tmp_path):
     entries = list(read_log(Source.of(str(tmp_path / "log.txt")), notes))
     assert [(step, values["mean_reward"]) for step, _, values in entries] == [(step, step / 10) for step in range(1, 6)]
     assert notes.begins == (0, 2)
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_lines_of_updates_that_nothing_counts_are_numbered(tmp_path, lines):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"loss: 0.0{n}, reward: 0.{n}, kl: 0.9, grad_norm: 1.2\n" for n in range(1, lines + 1)))
+    assert {step: row["reward"] for step, _, row in read_log(Source.of(str(path)))} == {
+        n: n / 10 for n in range(1, lines + 1)
+    }
+    path.write_text("reward: 0.5, format: 1, answer: 3\n" * lines)
+    assert kind_of(path) is None

@@ -21,6 +21,7 @@ from rolloutdoctor.importers.logs.pair_lines import Pairs
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
+from rolloutdoctor.importers.logs.update_lines import Updates
 from rolloutdoctor.importers.logs.verl_line import VerlLine
 
 
@@ -65,10 +66,11 @@ FORMS: tuple[Form, ...] = (
     BLOCKS,
     ProgressBars(),
     WARNINGS,
+    Updates(),
 )
 """In the order in which they are tried: the narrowest first."""
 
-ANY_NAMES = FORMS[-6:]
+ANY_NAMES = FORMS[-7:]
 """Forms that no trainer's names or layout tell."""
 
 

@@ -8,7 +8,15 @@ from itertools import pairwise
 from rolloutdoctor.importers.logs.bar_form import BAR
 from rolloutdoctor.importers.logs.counters import COUNTERS, counted, of_one_counter, through_epochs
 from rolloutdoctor.importers.logs.numbers import number
-from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Printed, is_log_line, mean_rewards_in, name_of, pairs
+from rolloutdoctor.importers.logs.printed import (
+    FEWEST_NUMBERS,
+    Printed,
+    is_log_line,
+    is_update,
+    mean_rewards_in,
+    name_of,
+    pairs,
+)
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -34,7 +42,7 @@ class Pairs:
         most = max(times.values(), default=0)
         often = {name for name, count in times.items() if _OF_MANY * count >= most}
         # Lines of updates may be rarer than the rewards of each step.
-        updates = [record for record in found if _is_of_update(record)]
+        updates = [record for record in found if is_update(record.values)]
         often |= {name for record in updates for name in record.values if len(updates) >= _FEWEST_UPDATES}
         yield from through_epochs([record for record in found if not often.isdisjoint(record.values)])
 
@@ -168,14 +176,6 @@ _OF_MANY = 10
 
 _FEWEST_UPDATES = 3
 """Lines with a loss and two more metrics that are known, which no response has again and again."""
-
-
-def _is_of_update(record: Printed) -> bool:
-    known = {*metric_quantities(record.values).values()}
-    return bool(_LOSSES & known) and len(known) >= FEWEST_NUMBERS
-
-
-_LOSSES = {"loss", "policy_loss"}
 
 
 def _logs(record: Printed) -> bool:

@@ -169,3 +169,16 @@ def mean_rewards_in(line: str) -> dict[str, float | None]:
     known = metric_quantities(values)
     is_mean = any(known.get(name) == "reward" and _OF_MEANS.search(name) for name in values)
     return {name: value for name, value in values.items() if name in known} if is_mean else {}
+
+
+_LOSSES = {"loss", "policy_loss"}
+
+
+def is_update(names: Collection[str]) -> bool:
+    """Tell the names of a line with a loss and two more metrics that are known, which no response has.
+
+    >>> is_update(["loss", "reward", "kl"]), is_update(["reward", "format", "answer"])
+    (True, False)
+    """
+    known = {*metric_quantities(names).values()}
+    return bool(_LOSSES & known) and len(known) >= FEWEST_NUMBERS
