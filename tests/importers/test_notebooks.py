@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import rolloutdoctor as rd
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.reading.notebooks import read_notebook
@@ -315,6 +316,40 @@ def test_the_summary_that_wandb_shows_is_that_of_the_last_step(tmp_path):
     values, _, _ = read(notebook(tmp_path / "b.ipynb", code("train()", printed("\n".join(lines)), html(shown))))
     assert len(values) == 20
     assert any("the summary of the last step alone" in sentence for sentence in told)
+
+
+def summary(**metrics):
+    cells = "".join(f"<tr><td>train/{name}</td><td>{value}</td></tr>" for name, value in metrics.items())
+    return html(f'<h3>Run summary:</h3><br/><table class="wandb">{cells}</table>')
+
+
+OF_RUN = {"kl": 0.25, "loss": 0.0, "grad_norm": 0.0, "learning_rate": 0.0, "reward": 0.0, "reward_std": 0.0}
+
+
+@pytest.mark.parametrize(("step", "is_kept"), [(1, False), (7, False), (8, True)])
+def test_the_summary_of_an_earlier_run_gives_way_to_a_longer_table(tmp_path, step, is_kept):
+    shown = summary(global_step=step, **OF_RUN), html(table(range(1, 9), ["Training Loss"]))
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", *shown)))
+    assert values == ({8: OF_RUN} if is_kept else {n: {"loss": n / 8} for n in range(1, 9)})
+
+
+@pytest.mark.parametrize(("step", "is_added"), [(70, False), (80, True), (89, True), (90, False)])
+def test_a_summary_adds_to_the_table_of_its_run_what_that_lacks(tmp_path, step, is_added):
+    shown = html(table(range(10, 90, 10), ["Training Loss"])), summary(global_step=step, **OF_RUN)
+    values, told, _ = read(notebook(tmp_path / "a.ipynb", code("train()", *shown)))
+    losses = {n: {"loss": n / 8} for n in range(10, 90, 10)}
+    assert values == (losses | {80: losses[80] | {"kl": 0.25}} if is_added else {step: OF_RUN})
+    report = rd.check(tmp_path / "a.ipynb")
+    assert is_added is ("RDT002" not in {found.code for found in report.findings})
+    assert is_added is any("the table has no" in sentence for sentence in told)
+
+
+def test_a_mean_reward_in_a_summary_is_not_read_alone(tmp_path):
+    cells = {"batch/mean_reward": -0.5, "train/global_step": 15, "train/kl": 9.5, "train/reward": -0.75}
+    shown = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in cells.items())
+    shown = html(f'<h3>Run summary:</h3><br/><table class="wandb">{shown}</table>')
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", shown)))
+    assert values == {15: {"batch/mean_reward": -0.5, "kl": 9.5, "reward": -0.75}}
 
 
 def test_rewards_of_episodes_below_their_number(tmp_path):

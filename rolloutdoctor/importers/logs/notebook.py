@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.block_forms import WANDB_SUMMARY
 from rolloutdoctor.importers.logs.console import entries_of_text
@@ -12,6 +13,7 @@ from rolloutdoctor.importers.logs.forms import ANY_NAMES, FORMS, Form
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS
+from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -40,6 +42,9 @@ class NotebookOutputs:
             raise InputError(f"{source.name}: a notebook without outputs, which were cleared; give one that was run")
         # A table of losses alone says less than dicts with rewards below it.
         records = {form: list(form.records(lines)) for form in FORMS}
+        added: Printed | None = None
+        if (last := _last_of_table(lines, records[_TABLE], records[WANDB_SUMMARY])) is not None:
+            added, records[WANDB_SUMMARY] = last, []
         counts: dict[Form, int] = {form: sum(len(one.values) for one in found) for form, found in records.items()}
         # Lines of any names may be of every response: they count where nothing else has numbers of rewards.
         trained = {form for form in FORMS if form not in ANY_NAMES or _is_of_steps(records[form])}
@@ -60,9 +65,43 @@ class NotebookOutputs:
         if not counts[best]:
             raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
         yield from entries_of_text(lines, best, source.name, notes)
+        if added is not None and added.values and best is _TABLE and not notes.others:
+            notes.tell(
+                f"{source.name}: the table has no {', '.join(sorted(metric_quantities(added.values)))}: "
+                "read of the last step, from the summary that wandb shows"
+            )
+            yield added.step or 0, TRAIN, added.values
         ends = list(accumulate(map(len, notebook.outputs)))
         before, first = notes.begins or (0, 0)
         notes.begins = bisect_left(ends, before) + 1 if before else 0, bisect_left(ends, first) + 1
+
+
+_TABLE = next(form for form in FORMS if isinstance(form, TextTable))
+
+
+def _last_of_table(lines: Sequence[str], table: Sequence[Printed], summaries: Sequence[Printed]) -> Printed | None:
+    """Return what a summary adds to the last step of a table; None where the table does not take its place.
+
+    A longer table below it is of a later run, to which it adds nothing.
+    """
+    steps = [row.step or 0 for row in table if row.split == TRAIN]
+    if not summaries or len(steps) < _FEWEST_ROWS:
+        return None
+    end, summary = steps[-1], summaries[-1]
+    place = max(at for at, line in enumerate(lines) if _SUMMARY in line)
+    below = [row for row in _TABLE.records(lines[place:]) if row.split == TRAIN]
+    if below:
+        return Printed({}, end) if len(below) >= _FEWEST_ROWS and end > (summary.step or 0) else None
+    if not end <= (summary.step or 0) < end + max(end - steps[-2], 1):
+        return None
+    known = {name for row in table for name in row.values}
+    # A 0 of one step alone, as of the reward or the gradient norm, says nothing of the others.
+    return Printed({name: value for name, value in summary.values.items() if value and name not in known}, end)
+
+
+_SUMMARY = "Run summary:"
+_FEWEST_ROWS = 2
+"""Rows of a table that says more than a summary of one step."""
 
 
 def _is_of_steps(records: Sequence[Printed]) -> bool:

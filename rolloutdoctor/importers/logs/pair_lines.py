@@ -187,6 +187,6 @@ def _logs(record: Printed) -> bool:
 def _with_means(lines: Iterable[str], means: list[Printed]) -> Iterator[str]:
     """Yield lines, and keep the mean rewards in them, which are of steps though nothing counts them."""
     for line in lines:
-        if found := mean_rewards_in(line):
+        if not line.startswith("wandb:") and (found := mean_rewards_in(line)):
             means.append(Printed(found))
         yield line
