@@ -9,7 +9,7 @@ from rolloutdoctor.importers.reading.notebooks import Notebook
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
-from rolloutdoctor.opening.stated.command_lines import read_command_line
+from rolloutdoctor.opening.stated.command_lines import read_command_line, read_commands
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, Code, is_known, parsed
 from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of, trainer_of
 from rolloutdoctor.opening.stated.settings import titled
@@ -114,7 +114,7 @@ def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stat
             ]
     text = "\n".join(notebook.code)
     if found is None:
-        command = read_command_line(text.split("\n"), f"command line in {origin}", log.likely)
+        command = _command(notebook.code[:end], f"command line in {origin}", log)
         return [] if command is None else [command]
     values = {name: value for name, value in found[1].items() if is_known(value)}
     trainer = trainer_of_class(found[0])
@@ -124,6 +124,14 @@ def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stat
         trainer = "unsloth"
     release = _INSTALLED.search(text)
     return [Stated(origin, trainer, values, None if release is None else release[1], origin)]
+
+
+def _command(cells: Sequence[str], origin: str, log: ReadLog) -> Stated | None:
+    """Read the command of the cell whose output the run is; else the one that tells its trainer, or the only one."""
+    own = read_command_line(cells[-1].split("\n"), origin, log.likely) if log.begins is not None and cells else None
+    others = read_commands("\n".join(cells).split("\n"), origin, log.likely) if own is None else []
+    known = [one for one in others if one.trainer is not None] or (others if len(others) == 1 else [])
+    return own or next(iter(known), None)
 
 
 def read_printed_call(lines: Iterable[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:

@@ -11,7 +11,7 @@ _MOST = 2**18
 """Characters of a command."""
 
 _COMMAND = re.compile(
-    r"(?:^|\s)(?:python[0-9.]*|torchrun|accelerate|deepspeed|swift|trl|uv run|ray job submit|llamafactory-cli)\s.*"
+    r"(?:^|[\s!])(?:python[0-9.]*|torchrun|accelerate|deepspeed|swift|trl|uv run|ray job submit|llamafactory-cli)\s.*"
 )
 _NAME = re.compile(r"[+~]*([A-Za-z_][\w.]{1,200})")
 _VARIABLE = re.compile(

@@ -17,6 +17,7 @@ from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.stated.calls import OF_TRAINING
 from rolloutdoctor.opening.stated.command_lines import assigned
+from rolloutdoctor.opening.stated.config_lines import on_own_line
 from rolloutdoctor.opening.stated.json_configs import options_in_json
 from rolloutdoctor.opening.stated.literals import Code, literal_of, parsed
 from rolloutdoctor.opening.stated.options import ReadLog, Stated
@@ -81,7 +82,7 @@ def _of_training(tree: ast.AST) -> Iterator[ast.AST]:
 _OF_EVALUATION = re.compile(r"(?i)(?:^|_)(?:eval|test|infer|chat|demo|valid)")
 
 
-def _known(*layers: Iterable[tuple[str, float]], clips: Collection[str] = ()) -> dict[str, object]:
+def _known(*layers: Iterable[tuple[str, object]], clips: Collection[str] = ()) -> dict[str, object]:
     """Return the settings of which each has one value; an earlier layer goes before a later one.
 
     Args:
@@ -91,7 +92,7 @@ def _known(*layers: Iterable[tuple[str, float]], clips: Collection[str] = ()) ->
     found: dict[str, object] = {}
     titles: set[str] = set()
     for layer in layers:
-        values: dict[str, dict[float, str]] = {}
+        values: dict[str, dict[object, str]] = {}
         for name, value in layer:
             if title := title_of(name) if name in clips else own_title(name):
                 values.setdefault(title, {})[value] = name
@@ -102,7 +103,8 @@ def _known(*layers: Iterable[tuple[str, float]], clips: Collection[str] = ()) ->
     return found
 
 
-def _numbers(line: str) -> Iterator[tuple[str, float]]:
+def _numbers(line: str) -> Iterator[tuple[str, object]]:
+    yield from on_own_line(line).items()
     found = [*pairs(line), *(assigned(line).items() if " --" in line else ())]
     for label, text in found:
         value = number(str(text))

@@ -4,6 +4,7 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.opening.stated.calls import read_printed_call
 from rolloutdoctor.opening.stated.command_lines import read_command_line
+from rolloutdoctor.opening.stated.config_lines import on_config_line, on_own_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
 from rolloutdoctor.opening.stated.options import VERL_TABLE, ReadLog, Stated, stated_of
 from rolloutdoctor.opening.stated.settings import own_title
@@ -104,11 +106,11 @@ def _in_head(head: Sequence[str], source: Source, log: ReadLog) -> list[Stated]:
     whole = _whole_configuration(head, f"printed config in {name}", source.name, log.likely)
     if whole is not None:
         return [whole]
-    found = (
-        read_printed_call(head, f"printed config in {name}", log.likely),
-        read_command_line(head, f"command line in {name}", log.likely),
-        _listed(head, f"printed config in {name}", log),
-    )
+    call = read_printed_call(head, f"printed config in {name}", log.likely)
+    listed = _listed(head, f"printed config in {name}", log)
+    if call is not None and listed is not None and call.trainer is None and listed.trainer is None:
+        call = replace(call, values={**listed.values, **call.values})
+    found = (call, read_command_line(head, f"command line in {name}", log.likely), listed)
     return sorted(filter(None, found), key=lambda one: one.trainer is None)
 
 
@@ -201,16 +203,24 @@ def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     values: dict[str, object] = {}
     nested: dict[str, object] = {}
     # The first step may be printed as sections, too.
-    changed: set[str] = {*log.names, *(name.replace("/", ".") for name in log.names)}
+    metrics: set[str] = {*log.names, *(name.replace("/", ".") for name in log.names)}
+    changed: set[str] = set()
+    configured: set[str] = set()
     for line, section in sections_of(_without_models(lines)):
         found, banner = _on_one_line(line), _BANNER.findall(line)
+        if said := on_config_line(line):
+            configured |= said.keys()
+        else:
+            # ``Config: lr=1e-6`` is an option where ``lr`` is a metric, too.
+            found = {name: value for name, value in found.items() if name not in configured & metrics}
         for table, prefix in ((values, ""), (nested, section)):
             of_line = {f"{prefix}{name}": value for name, value in found.items()}
             changed |= {name for name, value in of_line.items() if table.setdefault(name, value) != value}
             # Each run of several in one process has its own.
             table |= {_of_banner(words): number.replace(",", "") for words, number in banner}
+    without = changed | (metrics - configured)
     whole, bare = (
-        stated_of(origin, {name: value for name, value in table.items() if name not in changed}, log.likely)
+        stated_of(origin, {name: value for name, value in table.items() if name not in without}, log.likely)
         for table in (nested, values)
     )
     # Whose options are told by their names alone calls them so.
@@ -235,10 +245,14 @@ def _on_one_line(line: str) -> dict[str, object]:
     match = _OPTION.fullmatch(line) if len(line) < _LONGEST_OPTION else None
     if match is not None:
         return {match[2]: match[3].strip("\"'")}
+    if len(line) < _LONGEST_OPTION and (said := on_own_line(line)):
+        return said
     if len(line) >= LONGEST or _OF_OTHERS.search(line) is not None:
         return {}
     if "{" in line and line.rstrip().endswith("}"):
         return _dict_of(line[line.index("{") :].strip())
+    if assigned := on_config_line(line):
+        return {**assigned}
     found: dict[str, object] = dict(_ASSIGNED.findall(line)) if line.count("=") > 1 else {}
     return found if len(found) >= _FEWEST or (len(found) > 1 and all(map(own_title, found))) else {}
 

@@ -84,11 +84,12 @@ TITLES: Mapping[str, frozenset[str]] = {
         "micro-batch size": "per_device_train_batch_size per_device_training_batch_size micro_batch_size "
         "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu ppo_micro_batch_size "
         "ppo_micro_batch_size_per_gpu micro_train_batch_size train_micro_batch_size micro_batch_size_per_gpu "
-        "micro_batch_size_per_device_for_update per_device_batch_size train_micro_batch_size_per_gpu",
+        "micro_batch_size_per_device_for_update per_device_batch_size train_micro_batch_size_per_gpu "
+        "device_batch_size",
         "rollout batch size": "rollout_batch_size num_prompts_per_step gen_batch_size generation_batch_size "
         "micro_rollout_batch_size num_unique_prompts_rollout prompts_per_step steps_per_generation "
         "forward_batch_size prompts_per_rollout num_prompts_per_batch local_rollout_forward_batch_size "
-        "over_sampling_batch_size",
+        "over_sampling_batch_size examples_per_step",
         "batch size": "batch_size train_batch_size global_batch_size train_global_batch_size total_batch_size",
         "tokens of a micro-batch": "ppo_max_token_len_per_gpu max_tokens_per_gpu use_dynamic_bsz "
         "use_dynamic_batch_size max_tokens_per_mb log_prob_max_token_len_per_gpu",
