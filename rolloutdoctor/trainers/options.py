@@ -240,6 +240,11 @@ class Config:
     def __getitem__(self, name: str) -> object:
         return self.settings[name].value
 
+    def below_range(self, name: str) -> float | None:
+        """Return the negative number that a file gives an option that takes none, from the sentence in `unusable`."""
+        found = re.search(rf"{re.escape(name)} = '?(-[\d.e+-]+)'? \(.*is out of range", self.unusable.get(name, ""))
+        return None if found is None else float(found[1])
+
     def needs(self, name: str) -> None:
         """Refuse to assume an option that is too much to assume.
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, kl_coefficient, number
+from rolloutdoctor.rules.measures.negative_kl import negative_kl
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
@@ -25,7 +26,9 @@ class KlNotHeld(NumbersRule):
     ends above 0.1 nats and five times its start, with a gradient norm that ends below a fiftieth of its start and an
     entropy, if it is logged, above a fifth of its start: a policy without entropy has no gradient either way. If half
     of the groups are zero-variance at the end, the policy term has next to no gradient, and the rule cannot tell. A
-    warning, exposed. `onset` is the first step from which the gradient norm stays below the geometric mean of both.
+    warning, exposed. A stated coefficient of the KL term below 0, in a log with a KL, is a warning, too: it rewards the
+    distance, and is confirmed where the trainer is known. `onset` is the first step from which the gradient norm stays
+    below the geometric mean of both.
 
     ## What to do
     Compute the gradient of the KL term alone on one batch; look for `no_grad`, `detach` and the coefficient.
@@ -52,8 +55,10 @@ class KlNotHeld(NumbersRule):
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Groups without an advantage, whose policy term has no gradient."""
         reason, groups = super().inconclusive_reason(run, context), levels(run, "zero_variance_share")
-        if reason is not None or groups is None or groups.last < self.dead or not self._has_vanished(run):
+        if reason is not None or negative_kl(run, context) is not None:
             return reason
+        if groups is None or groups.last < self.dead or not self._has_vanished(run):
+            return None
         return Missing("most groups are zero-variance at the end, so that the gradient vanishes with them", LONGER_LOG)
 
     def _has_vanished(self, run: Measured) -> bool:
@@ -63,8 +68,14 @@ class KlNotHeld(NumbersRule):
         is_spent = entropy is not None and entropy.last < self.spent * entropy.first
         return grew and norms.first > 0 and norms.last < self.vanishes * norms.first and not is_spent
 
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
+        """Read the stated coefficient: a line with a KL is enough."""
+        return negative_kl(run, context)
+
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
-        """Compare both ends."""
+        """Read the coefficient, and compare both ends."""
+        if (found := negative_kl(run, context)) is not None:
+            return found
         if not self._has_vanished(run):
             return None
         kl, norms = ends(series(run, "kl")), ends(series(run, "grad_norm"))

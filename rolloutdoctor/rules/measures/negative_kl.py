@@ -1,0 +1,55 @@
+"""A KL coefficient below 0, as the run states it."""
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, number
+from rolloutdoctor.rules.numbers_rule import step_at
+from rolloutdoctor.rules.table_rule import Measured
+
+_SWITCH = "use_kl_loss"
+"""Option of many trainers without which the coefficient is not read."""
+
+
+def negative_kl(run: Measured, context: Context) -> Judgement | None:
+    """Warn of a KL term that rewards the distance from the reference; confirmed where the trainer is known.
+
+    What an unknown trainer subtracts may be named so, too: its coefficient is only exposed.
+    """
+    own = _of_trainer(context)
+    found = own or _of_settings(context)
+    if found is None or not len(run.table):
+        return None
+    name, value = found
+    words = f"the KL coefficient is {number(value)}: the loss rewards distance from the reference"
+    return Judgement(
+        severity=Severity.WARNING,
+        confirmed=own is not None and not context.unread_release,
+        headline=words,
+        message=f"{name} is {number(value)}: a KL term with a negative coefficient lowers the loss as the KL grows.",
+        evidence=f"the stated option {name}",
+        advice=f"set {name} above 0, or to 0 for no KL term, unless the distance is the aim",
+        measures={"kl_coefficient": Measure(value, "1"), "onset": Measure(step_at(run, 0), "step")},
+        why="A KL term is to hold the policy near the reference; this one pushes it away, without a bound.",
+    )
+
+
+def _of_trainer(context: Context) -> tuple[str, float] | None:
+    """The option of the trainer, where the KL term is on."""
+    name = None if context.trainer is None else context.trainer.roles.kl
+    if name is None or context.config is None or (value := context.config.below_range(name)) is None:
+        return None
+    return None if _is_off(context) else (name, value)
+
+
+def _is_off(context: Context) -> bool:
+    """Tell a trainer whose switch leaves the KL term out; the coefficient that stands for the refused one may be 0."""
+    is_switched = context.trainer is not None and any(one.name.endswith(_SWITCH) for one in context.trainer.options)
+    return is_switched and (context.objective is None or context.objective.kl_loss is None)
+
+
+def _of_settings(context: Context) -> tuple[str, float] | None:
+    if _is_off(context):
+        return None
+    for one in context.settings:
+        if one.title == "KL coefficient" and isinstance(one.value, int | float) and one.value < 0:
+            return one.name, float(one.value)
+    return None
