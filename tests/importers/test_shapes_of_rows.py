@@ -7,7 +7,7 @@ from log_files import history, log_of
 
 import rolloutdoctor as rd
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.table import read_log, runs_of
+from rolloutdoctor.importers.logs.table import kind_of, read_log, runs_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.views.verdict import verdict
@@ -360,3 +360,62 @@ def test_rows_that_say_that_they_are_of_an_evaluation(tmp_path, name, word):
     found, _ = rows_with(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in said))
     assert [step for step, split, _ in found if split == "eval"] == [3, 7]
     assert {key for _, _, row in found for key in row} == {"reward", "kl"}
+
+
+def counted(tmp_path, counts, name="batch_index", **metrics):
+    """The steps that are read, and what is said, of lines that a number counts; None if they are read as no log."""
+    path, told = tmp_path / "a.jsonl", []
+    rows = [
+        {name: n, "of": {"a": 1, "b": [{"c": 2}]}, **(metrics or {"reward_mean": 0.5, "kl": at / 8}), "k": 7}
+        for at, n in enumerate(counts)
+    ]
+    path.write_text(lines(rows))
+    if kind_of(path) is None:
+        return None, told
+    return [step for step, _, _ in read_log(Source.of(str(path)), LogNotes(told.append))], told
+
+
+@pytest.mark.parametrize("name", ["batch_index", "batch", "rollout_step", "episode_index", "trainRound", "n"])
+def test_a_number_that_grows_by_one_is_the_step_of_lines_that_name_none(tmp_path, name):
+    steps, told = counted(tmp_path, range(4, 24), name)
+    assert steps == [*range(4, 24)]
+    assert any(f"{name}, which counts them" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize(
+    ("counts", "name", "expected"),
+    [
+        ([1, 2, 3], "batch", [1, 2, 3]),
+        ([1, 2], "batch", None),
+        ([*range(10)], "n", [*range(10)]),
+        ([*range(9)], "n", None),
+        # one of ten, and of nine, is not by one
+        ([*range(1, 11), 12], "batch", [*range(1, 11), 12]),
+        ([*range(1, 10), 11], "batch", None),
+        ([1, 2, 3, 3, *range(4, 12)], "batch", [1, 2, 3, 3, *range(4, 12)]),
+        ([5, 4, 3, 2, 1], "batch", None),
+        ([1.5, 2.5, 3.5], "batch", None),
+    ],
+)
+def test_what_counts_lines(tmp_path, counts, name, expected):
+    steps, _ = counted(tmp_path, counts, name)
+    assert (steps and sorted({*steps})) == (expected and sorted({*expected}))
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"reward": 0.5}, {"reward": 0.5, "response": "a"}, {"score_mean": 1, "response": "a"}]
+)
+def test_lines_of_responses_that_are_counted_are_no_log(tmp_path, metrics):
+    assert counted(tmp_path, range(20), "batch_index", **metrics)[0] is None
+
+
+def test_episodes_are_counted_by_their_index(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"episode_index": n, "reward": n / 2, "won": True}) + "\n" for n in range(5)))
+    assert [step for step, _, _ in read_log(Source.of(str(path)), LogNotes())] == [*range(5)]
+
+
+def test_a_list_of_rows_is_counted_by_what_grows_by_one(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"batch_index": n, "mean_reward": n / 8, "kl": 1} for n in range(3, 9)]))
+    assert [step for step, _, _ in read_log(Source.of(str(path)), LogNotes())] == [*range(3, 9)]

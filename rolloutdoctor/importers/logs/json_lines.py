@@ -8,6 +8,7 @@ from rolloutdoctor.importers.logs.kinds_of_rows import NUMBERS, are_of_steps, is
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import is_number
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
+from rolloutdoctor.importers.logs.row_counters import steps_by_counter
 from rolloutdoctor.importers.logs.row_names import LONG, STEPS, counter_of
 from rolloutdoctor.importers.logs.row_shapes import plain, without_excerpts
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
@@ -26,7 +27,7 @@ class JsonLines:
         """Look at the first objects: before its numbers a loop may write its configuration, or an evaluation."""
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
-        rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
+        rows, _ = steps_by_counter(lines.first_objects(path, _LOOKED_AT, repeats=True))
         samples = [*map(without_excerpts, rows)]
         is_log = are_of_steps(rows) or are_of_steps(samples, of_samples=True)
         # A list under a name that nobody knows may have a number for each token.
@@ -36,7 +37,14 @@ class JsonLines:
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
         is_tracker = is_history(lines.first_object(Path(source.path)) or {})
-        rows = [(row if is_tracker else plain(without_excerpts(row)), where) for row, where in _rows(source, notes)]
+        read = [*_rows(source, notes)]
+        found, counter = steps_by_counter([row for row, _ in read])
+        if counter:
+            notes.tell(f"{source.name}: the lines name no step; {counter}, which counts them, is taken for it")
+        rows = [
+            (row if is_tracker else plain(without_excerpts(row)), where)
+            for row, (_, where) in zip(found, read, strict=True)
+        ]
         yield from entries_of_rows(rows, source.name, notes)
 
 

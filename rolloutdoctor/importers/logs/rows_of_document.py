@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rolloutdoctor.importers.logs.kinds_of_rows import Rows, are_of_steps, kind_of_rows
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import is_log_line
+from rolloutdoctor.importers.logs.row_counters import steps_by_counter
 from rolloutdoctor.importers.logs.row_names import OF_TRAINER, RUNS, STEPS, step_of
 from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain, without_excerpts
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
@@ -56,6 +57,7 @@ def _tables(body: object, is_named: bool, depth: int = 0, label: str = "") -> It
     is_of_episodes = False
     if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
         is_of_episodes = len(body) >= _FEWEST and all(map(is_episode, body[:_LOOKED_AT]))
+        body, _ = steps_by_counter(body)
         samples = [*map(without_excerpts, body)]
         body = samples if are_of_steps(samples[:_LOOKED_AT], of_samples=True) else body
         numbered = counted(body)
