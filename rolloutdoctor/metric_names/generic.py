@@ -21,6 +21,16 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
         *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio", "zvf"),
+        # What says no share may be a count: ``dead_groups``.
+        *(
+            f"{of}_{share}"
+            for of in (
+                *("zero_adv", "zero_advantage", "zero_adv_group", "zero_advantage_group", "dead_group"),
+                *("zero_std", "zero_std_group", "zero_var", "zero_var_group", "zero_variance", "zero_variance_group"),
+                *("degenerate", "degenerate_group", "zero_reward_std", "reward_zero_std"),
+            )
+            for share in ("fraction", "frac", "ratio", "share", "rate")
+        ),
     ),
     "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl", "kls", "kl_penalty"),
     "ppo_kl": ("approx_kl", "approxkl"),

@@ -122,7 +122,7 @@ def understood(
     """
     table = TRAINERS.get(SAME.get(trainer or "", trainer or "")) or TRAINERS.get(whose(names) or "")
     if table is None:
-        return _agreed(names)
+        return _with_total(names, _agreed(names))
     # Where a metric has its own name, another order of its words is none.
     by_rank = sorted(sorted(names, reverse=True), key=lambda name: name in _literal())
     known = {one: name for name in by_rank for _, one in _owners(name)}
@@ -139,7 +139,25 @@ def understood(
         for quantity, each in more.items()
         if quantity not in found and (is_own or quantity in _OF_ANY_TRAINER)
     }
-    return _with_stand_ins(found | beside)
+    return _with_total(names, _with_stand_ins(found | beside))
+
+
+_TOTALS = ("rewards/reward/mean", "rewards/reward", "rewards/total/mean", "rewards/total", "rewards/total_reward/mean")
+"""Names of what a function gave that is called the reward: the reward, where the log has no other."""
+
+
+def _with_total(names: Collection[str], found: dict[str, tuple[str, MetricName]]) -> dict[str, tuple[str, MetricName]]:
+    """Add the reward that a function of this name gave, where no other name tells it.
+
+    >>> understood(["loss", "rewards/json/mean", "rewards/reward/mean"])["reward"][0]
+    'rewards/reward/mean'
+    >>> understood(["loss", "reward", "rewards/reward/mean"])["reward"][0]
+    'reward'
+    """
+    total = next((name for name in _TOTALS if name in names), "")
+    if "reward" in found or not total:
+        return found
+    return {"reward": (total, MetricName(total, "reward", BY_NAME["reward"].definition, ""))} | found
 
 
 _STANDS_FOR = {"penalised_reward": "reward"}

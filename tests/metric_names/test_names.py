@@ -9,7 +9,7 @@ import pytest
 
 import rolloutdoctor
 from rolloutdoctor.commands.explain import metrics
-from rolloutdoctor.metric_names.generic import taken_for
+from rolloutdoctor.metric_names.generic import generic, taken_for
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
 from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose, writers
@@ -380,3 +380,26 @@ def test_the_sign_of_an_entropy_loss_is_that_of_a_trainer(name):
 def test_an_entropy_loss_of_a_trainer_is_the_entropy():
     names = ["actor/entropy_loss", "critic/score/mean", "response_length/mean", "response_length/clip_ratio"]
     assert understood(names)["entropy"][0] == "actor/entropy_loss"
+
+
+@pytest.mark.parametrize(
+    "of", ["zero_adv", "zero_advantage", "dead_group", "dead_groups", "degenerate_groups", "zero_var"]
+)
+@pytest.mark.parametrize("share", ["fraction", "frac", "ratio", "share", "rate"])
+def test_a_share_of_groups_that_train_nothing(of, share):
+    for name in (f"{of}_{share}", f"train/{of}_{share}", f"{share}_{of}"):
+        assert generic(name).quantity == "zero_variance_share"
+
+
+@pytest.mark.parametrize("name", ["dead_groups", "zero_advantage", "n_dead_groups", "degenerate_groups", "zero_adv"])
+def test_what_may_be_a_count_of_groups_is_no_share(name):
+    assert generic(name) is None
+
+
+@pytest.mark.parametrize("total", ["rewards/reward/mean", "rewards/total/mean", "rewards/total_reward/mean"])
+def test_a_function_that_is_called_the_reward_is_the_reward_where_the_log_has_no_other(total):
+    own = ["loss", "rewards/json/mean", "rewards/json/std", total]
+    assert understood(own)["reward"][0] == total
+    assert understood(own, "trl")["reward"][0] == total
+    assert understood([*own, "reward"])["reward"][0] == "reward"
+    assert "reward" not in understood(own[:-1])
