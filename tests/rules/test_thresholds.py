@@ -244,6 +244,16 @@ BOUNDARIES = [
     steps_of("RDT001", 10, "info", zero_variance_share=0.5),
     near("RDT001", "many", 0.4, lambda x: {"zero_variance_share": [x] * 20}, ("clean", "info")),
     near("RDT001", "most", 0.9, lambda x: {"zero_variance_share": [x] * 20}, ("info", "warning")),
+    near(
+        "RDT001", "late", 0.5, lambda x: {"zero_variance_share": turns(0.1, x, at=20)}, ("clean", "info: .*last third")
+    ),
+    near(
+        "RDT001",
+        "errors",
+        3.0,
+        lambda x: {"zero_variance_share": waves(turns(0.35, 0.35 + 0.25 * x * np.sqrt(2 / 19), at=40, steps=60), 0.25)},
+        ("info: .*responses are", "info: .*last third"),
+    ),
     Boundary(
         "RDT001",
         "lasting",

@@ -9,6 +9,7 @@ from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.logged_quantities import by_step, is_rounded, not_logged, of_distillation
+from rolloutdoctor.rules.measures.untrained_share import grew, untrained_share
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured
@@ -34,8 +35,9 @@ class ZeroVarianceShare(NumbersRule):
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. It is
     an error if the share is 1 in each of the last five logged steps or more, and a warning if all rewards there are the
     largest of the run: the prompts are solved. It is a warning if its mean over the last third of the steps is above
-    0.9, and information if that over all steps is 0.4 or more. It is no error if such steps were so common before that
-    those at the end may be chance: their earlier share, to the power of their number at the end, has to be below 1 in
+    0.9, and information if that over all steps is 0.4 or more, or if it is 0.5 or more in the last third, below 0.5
+    over all, and grew by three standard errors. It is no error if such steps were so common before that those at the
+    end may be chance: their earlier share, to the power of their number at the end, has to be below 1 in
     1,000. If the share is not logged, a standard deviation of the rewards that is exactly 0 proves that every group of
     the line has equal rewards: the share of such lines, of those that log one, is a lower bound. Six decimals are
     enough, as in the table of a notebook, and fewer if the smallest other deviation is above 0.01. With fewer than ten
@@ -63,6 +65,8 @@ class ZeroVarianceShare(NumbersRule):
     most: float = 0.9
     lasting: int = 5
     chance: float = 1e-3
+    late: float = 0.5
+    errors: float = 3.0
     distinct: float = 0.01
     """Smallest deviation but 0, a hundred times the last of four decimals, beside which 0 is no rounded one."""
 
@@ -116,10 +120,11 @@ class ZeroVarianceShare(NumbersRule):
         since = ending(values == 1, self.lasting, self.chance)
         late = float(values[-max(1, len(values) // 3) :].mean())
         mean = float(values.mean())
-        if since is None and late <= self.most and mean < self.many:
+        has_grown = grew(values, self.late, self.errors)
+        if since is None and late <= self.most and mean < self.many and not has_grown:
             return None
         onset = None if since is None else step_at(run, since)
-        advice, is_solved = _ADVICE, False
+        advice, is_solved, remark = _ADVICE, False, ""
         if since is not None and onset is not None:
             dead = len(values) - since
             headline = f"every group is zero-variance from step {onset} on: all advantages are 0"
@@ -137,19 +142,8 @@ class ZeroVarianceShare(NumbersRule):
                 )
                 advice = _advice(value, onset, before, float(after[0]))
         else:
-            headline = f"{percent(mean)} of the responses are in zero-variance groups and train nothing"
-            message = (
-                f"{percent(mean)} of the responses trained nothing, {percent(late)} in the last third of the steps."
-            )
-            if bool(run.table["is_least"].all()):
-                of, lines = "the logged steps", run.table["lines"][0]
-                if len(values) < lines:
-                    of = f"the {counted(len(values), 'step')} of {lines:,} that log a reward std"
-                headline = f"at least {percent(mean)} of {of} train nothing: the reward std is 0"
-                message = (
-                    f"A standard deviation of exactly 0 proves that every group has equal rewards: {percent(mean)} of "
-                    f"{of}, {percent(late)} in the last third."
-                )
+            words = untrained_share(run, values, has_grown=has_grown)
+            headline, message, remark = words.headline, words.message, words.remark
         return Judgement(
             severity=Severity.WARNING
             if is_solved or (onset is None and late > self.most)
@@ -162,6 +156,8 @@ class ZeroVarianceShare(NumbersRule):
             evidence=f"the logged share of zero-variance groups in {counted(len(values), 'step')}",
             advice=advice,
             measures={} if onset is None else {"onset": Measure(onset, "step")},
+            remark=remark,
+            hinders=bool(remark),
         )
 
 
