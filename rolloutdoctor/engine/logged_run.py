@@ -1,5 +1,6 @@
 """Tabulate a log without rollouts: what rules query of it, without a batch or a tensor."""
 
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.tables import Tables
@@ -19,4 +20,6 @@ def measure_log(prepared: PreparedRun) -> RunState:
         is_read = any(key.split in rule.splits for rule in plan.rules)
         values.append({name: value for name, value in logged.items() if is_read and name in read})
     tables = Tables(metrics=(metrics_frame(keys, values),))
-    return RunState(InputSummary(0, len(keys), 0, 0), seen=tuple(keys), tables=tables)
+    # An evaluation is of a step that is trained as well.
+    steps = sum(key.split == TRAIN for key in keys) or len(keys)
+    return RunState(InputSummary(0, steps, 0, 0), seen=tuple(keys), tables=tables)

@@ -1,5 +1,7 @@
 """Notes of readers: what was left out of a run, or read in doubt, said with every result."""
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +12,13 @@ NULL = "null in every line"
 
 _MOST_NAMES = 3
 """Names in a sentence; the others are counted."""
+
+
+_CLOCK = re.compile(r"(?i)(?<![a-z])(time|times|seconds|secs|runtime|duration|elapsed|throughput)(?![a-z])")
+"""Words in the name of what two programs of one step measure each, such as those that generate and that train."""
+
+_PERCENT = 0.01
+"""How far a percentage with two digits may be from a hundred times the share."""
 
 
 @dataclass
@@ -72,7 +81,13 @@ class ReaderNotes:
         self._nulls.setdefault(file, {}).update(dict.fromkeys(names))
 
     def repeated(self, file: str, key: StepKey, name: str, first: float, last: float) -> None:
-        """Count a step that a log has twice with two values of a metric, of which the last one counts."""
+        """Count a step that a log has twice with two values of a metric, of which the last one counts.
+
+        Times say nothing of a run that was resumed, nor does a share that another line has in percent.
+        """
+        least, most = sorted((abs(first), abs(last)))
+        if _CLOCK.search(name) or (least and math.isclose(100 * least, most, rel_tol=_PERCENT)):
+            return
         repeats = self._repeats.setdefault(file, _Repeats())
         repeats.first = repeats.first or f"{name} at step {key.step} is {first:g} and then {last:g}"
         repeats.steps.setdefault(key)

@@ -125,7 +125,8 @@ def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
     metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
     metrics.environment, metrics.begins, metrics.part = of_log.environment, of_log.begins, of_log.part
-    metrics.others = tuple(f"{log.path}/{number}" for number in of_log.others)
+    file = of_log.file or log.path
+    metrics.others = tuple(f"{file}/{number}" for number in of_log.others if Path(file).is_file())
     return metrics
 
 

@@ -30,6 +30,24 @@ def test_each_kind_is_one_sentence():
     assert dict(notes.unread) == {"reward": "'n/k' in a.csv, line 2"}
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "last", "is_said"),
+    [
+        ("time/step", 98.0, 289.5, False),
+        ("step_time", 98.0, 289.5, False),
+        ("timeliness", 98.0, 289.5, True),
+        ("accuracy", 0.65, 65.6, False),
+        ("accuracy", 0.65, 65.7, True),
+        ("accuracy", 65, 0.65, False),
+        ("reward", 0.0, 0.5, True),
+    ],
+)
+def test_times_and_percentages_of_a_step_are_no_run_that_was_resumed(name, first, last, is_said):
+    notes = ReaderNotes()
+    notes.repeated("a.log", StepKey(3, "train"), name, first, last)
+    assert bool(notes.sentences) is is_said
+
+
 FORMS = {
     "log.csv": CSV,
     "log.jsonl": "".join(

@@ -4,8 +4,9 @@ import json
 import zipfile
 
 import pytest
-from log_files import console, tracked, wandb_folder
+from log_files import console, history, log_of, tracked, wandb_folder
 
+import rolloutdoctor as rd
 from rolloutdoctor.commands.check.each import find_runs
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.opening.dumps import ConvertOptions
@@ -114,3 +115,29 @@ def test_weights_of_torch_are_no_dump(name, count, tmp_path):
 def test_what_is_saved_beside_a_model_is_not_looked_through(tmp_path, name):
     (tmp_path / name).write_text("{'loss': 0.5, 'reward': 1.0, 'epoch': 0.1}\n" * 3)
     assert kind_of(tmp_path / name) is None
+
+
+@pytest.mark.parametrize("is_tracked", [False, True])
+def test_the_runs_in_the_console_of_a_wandb_folder_are_all_checked(tmp_path, is_tracked):
+    folder = tmp_path / "run-20250101_010101-abcdefgh"
+    (folder / "files").mkdir(parents=True)
+    first = [{"loss": 1 / n, "learning_rate": 1e-6, "reward": n / 64, "global_step": n} for n in range(1, 18)]
+    second = [{"loss": n / 8, "learning_rate": 1e-6, "reward": n / 50, "global_step": n} for n in range(1, 31)]
+    if is_tracked:
+        rows = [{f"train/{name}": value for name, value in row.items()} for row in first + second]
+        (folder / "run-abcdefgh.wandb").write_bytes(log_of([history(row, n) for n, row in enumerate(rows)]))
+    else:
+        lines = [{**row, "epoch": row["global_step"] / 50} for row in first + second]
+        (folder / "files" / "output.log").write_text("".join(f"{row}\n" for row in lines))
+    report = rd.check(folder)
+    assert report.part.startswith("run 2 of 2")
+    (said,) = [note for note in report.notes if note.startswith("run 1: ")]
+    assert "unreadable" not in said
+    assert said.endswith("(17 steps)")
+
+
+def test_evaluations_are_no_steps_of_their_own(tmp_path):
+    rows = [{"step": n, "loss": n / 8, "reward": n / 9, "learning_rate": 1e-6} for n in range(1, 13)]
+    evaluations = [{"step": n, "eval_loss": n / 8, "eval_reward": n / 9} for n in (6, 12)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows + evaluations}))
+    assert rd.check(tmp_path / "trainer_state.json").input.steps == 12

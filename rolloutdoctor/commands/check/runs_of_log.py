@@ -32,7 +32,8 @@ def of_worst_run(run: Run, report: Report, options: CheckOptions | None) -> Repo
     others = run.metrics.others if run.metrics_only else ()
     if not others:
         return report
-    name = run.files[0]
+    # The folder of a run of wandb holds the file that its runs lie in.
+    name = run.files[0] if Path(run.files[0]).is_file() else str(Path(others[0]).parent)
     most = min(_MOST_RUNS - 1, _MOST_BYTES // max(Path(others[0]).parent.stat().st_size, 1))
     first = CheckedRun(report.part.partition(" of ")[0], run.files, report)
     found = [first, *(_checked(path, options) for path in others[:most] if options is not None)]

@@ -47,6 +47,7 @@ class LogNotes:
         runs: how many runs the file holds.
         others: numbers of the runs beside the one that is read, those that would be read next first; empty if one
             was asked for.
+        file: in which these lie, where a folder was given; empty if it is the log itself.
         part: which of several runs is read, as ``run 2 of 3``; empty if the file holds one.
         reader: the notes of the run, which take the cells that are no numbers.
     """
@@ -61,6 +62,7 @@ class LogNotes:
         self.environment = ""
         self.runs = 1
         self.others: tuple[int, ...] = ()
+        self.file = ""
         self.part = ""
         self._lists: set[str] = set()
 

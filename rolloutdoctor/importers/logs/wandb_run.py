@@ -53,6 +53,7 @@ class WandbRun:
         """
         run = _only(source)
         if run.is_file():
+            notes.file = str(run)
             with _reading(source):
                 rows = list(_history(source, notes.tell))
             if any(len(row) > 1 for row in rows) or not _has_numbers(run.parent):
@@ -66,6 +67,7 @@ class WandbRun:
         console, missing = Console(), f"{source.name}: the history (run-*.wandb) {lacks}"
         if console.detect(log) is not None:
             notes.tell(f"{missing}: read is the console of the run, files/{_LOG}")
+            notes.file = str(log)
             yield from console.read(Source(str(log), f"{source.name}/files/{_LOG}"), notes)
             return
         row = lines.document(read_small_bytes(summary, expected=f"{missing}; give another log")) or {}
