@@ -138,7 +138,7 @@ def _is_open(report: Report) -> bool:
 
 
 def _way(report: Report) -> tuple[list[str], list[str]]:
-    """Say that the reward rose, or else that it fell or did not rise; then an accuracy that goes another way."""
+    """Say what leads, a gain, and what follows: a fall, and an accuracy that goes another way and not surely up."""
     gains: list[str] = []
     falls: list[str] = []
     told = 0
@@ -152,7 +152,9 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
             continue
         sign, words = _went(vital.trend)
         if sign and sign != told:
-            (gains if sign > 0 else falls).append(f"The {vital.title} {words}.")
+            # One accuracy of several may rise by chance: beside a reward it leads only if that is sure.
+            leads = sign > 0 and (vital is _learned(report) or words.startswith("rose"))
+            (gains if leads else falls).append(f"The {vital.title} {words}.")
         told = sign
     return gains, falls
 

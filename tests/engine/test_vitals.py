@@ -86,6 +86,13 @@ def test_a_rise_within_the_first_third_is_a_rise(tmp_path, noise, said):
             [0.3, *range(1, 30)],
             "The accuracy rose: 4.53 in the first third, 24.5 in the last. The reward",
         ),
+        ([0.5, 0.6] * 15, thirds(SURE + 0.1, 10), "The accuracy rose: "),
+        (
+            [0.5, 0.6] * 15,
+            thirds(SURE - 0.1, 10),
+            "The reward has not moved: 0.55 in the first third, 0.55 in the last (-0.047 to +0.047). The accuracy "
+            "probably rose: ",
+        ),
         (range(30), range(30), "The reward rose: 4.5 in the first third, 24.5 in the last. Too little"),
         (
             range(30),

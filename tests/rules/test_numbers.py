@@ -862,6 +862,28 @@ def test_the_kl_in_verls_reward_is_of_the_old_policy(name, values, found, tmp_pa
     assert [one.code for one in rd.check(path, select=["RDG012"]).findings] == found
 
 
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [
+        ("log_stage3.json", "info"),
+        ("phase-2/log.json", "info"),
+        ("stage10/log.json", "info"),
+        ("resumed/log.json", "info"),
+        ("log_stage1.json", "warning"),
+        ("backstage2.json", "warning"),
+        ("unresumed.json", "warning"),
+        ("stage2/out/log.json", "warning"),
+    ],
+)
+def test_a_later_stage_starts_from_a_policy_that_was_trained(tmp_path, name, severity):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"step": n, "kl": 0.4, "reward": 0.5 + n % 2 / 10, "frac_reward_zero_std": 0.0} for n in range(1, 31)]
+    (tmp_path / name).write_text(json.dumps(rows))
+    (found,) = rd.check(tmp_path / name, trainer="trl", select=["RDG012"]).findings
+    assert found.severity.label == severity
+    assert bool(found.remark) == (severity == "info")
+
+
 def test_a_second_training_in_one_log_starts_from_a_policy_that_was_trained(tmp_path):
     runs = [[0.0, 0.2, 0.4, 0.5], [0.6, 0.6, 0.7, 0.7]]
     entries = [{"step": at, "kl": kl, "reward": 0.1 * at} for run in runs for at, kl in enumerate(run, start=1)]

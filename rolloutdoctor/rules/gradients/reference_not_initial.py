@@ -6,6 +6,7 @@ from rolloutdoctor.metric_names.training_kind import DISTILLATION
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import not_logged
+from rolloutdoctor.rules.measures.later_stage import is_later_stage
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, step_at
 from rolloutdoctor.rules.series import ends
 from rolloutdoctor.rules.table_rule import Measured
@@ -30,10 +31,11 @@ class ReferenceNotInitial(NumbersRule):
     measured after updates within it (verl, slime), since one step does not move a policy that far. It is a warning
     above 0.3 nats, and information below, mentioned beside "no fault was found": another precision is as far. If the
     first line covers two to five steps, it is information above 0.3 nats, mentioned so if the learning rate of that
-    line is below 1e-6. The rule reads a log without rollouts, and is skipped if the log starts later, as that of a
-    resumed run does, if another run came before in the same log, and for distillation, whose reference is the teacher.
-    Where nothing names that, a KL that ends below half of its start, in ten lines or more, is as one to a teacher, and
-    the rule is skipped, too. Exposed: a reference may differ on purpose.
+    line is below 1e-6. It is information, too, if the name of the file or of its folder says that the run is a later
+    stage or was resumed: the policy was trained before. The rule reads a log without rollouts, and is skipped if the
+    log starts later, as that of a resumed run does, if another run came before in the same log, and for distillation,
+    whose reference is the teacher. Where nothing names that, a KL that ends below half of its start, in ten lines or
+    more, is as one to a teacher, and the rule is skipped, too. Exposed: a reference may differ on purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first. A second
@@ -103,7 +105,7 @@ class ReferenceNotInitial(NumbersRule):
         moved, last = "", step_at(run, 0)
         rate = float(series(run, "learning_rate")[0])
         at_rate = f", at a learning rate of {number(rate)}" if last >= 2 and 0 <= rate < self.still else ""
-        is_far = last < 2 and first > self.far
+        is_far = last < 2 and first > self.far and not is_later_stage(context.files)
         window = "step" if last < 2 else counted(last, "step")
         if abs(drift[0]) > self.drift:
             moved = f", and the update moves the log-probs by {number(float(drift[0]))} nats"
