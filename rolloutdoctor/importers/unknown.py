@@ -2,11 +2,14 @@
 
 import csv
 import re
+from collections import Counter
 from pathlib import Path
 
+from rolloutdoctor.importers.logs.printed import pairs
 from rolloutdoctor.importers.logs.row_names import STEPS
 from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.importers.reading.text_lines import beginning
 from rolloutdoctor.importers.single_responses import described
 
 KNOWN = (
@@ -54,6 +57,26 @@ def _of_another(path: Path) -> str | None:
     return next((words for keys, words in OTHERS if keys <= first.keys()), None)
 
 
+def _lacks(path: Path) -> str:
+    """Say what of a log was looked for in a text, and which number that no step counts comes nearest to it."""
+    times = Counter(label.strip() for line in beginning(path) for label, _ in pairs(line) if _MEASURED.search(label))
+    again = [label for label, count in times.most_common() if count >= _FEWEST]
+    lacks = "no line has a step and two numbers of it, as `step 3 | loss 0.5 | reward 0.2` has"
+    if not again:
+        return lacks
+    label = min(again, key=lambda one: _OF_SEVERAL.search(one) is None)
+    return f"{lacks}; {label!r} has a number in {times[label]:,} lines, and no step: print it on the same line"
+
+
+_MEASURED = re.compile(
+    r"(?i)(?<![a-z])(?:reward|score|loss|kl|entropy|accurac(?:y|ies)|correct|solved|passed)(?![a-z])"
+)
+_OF_SEVERAL = re.compile(r"(?i)percent|mean|average|avg|rate|accurac|ratio")
+"""Words of what is of several responses, and so of a step."""
+_FEWEST = 2
+"""Lines with a number that is measured again and again."""
+
+
 def not_understood(path: Path) -> str | None:
     """Say in a sentence what a text file holds that nothing here reads; None if it is no text."""
     if path.is_dir():
@@ -86,7 +109,7 @@ def not_understood(path: Path) -> str | None:
         return f"JSON that is neither an object on each line nor a trainer_state.json; {KNOWN}"
     names = [name.strip() for name in next(csv.reader([line]), [])]
     if len(names) < 2 or not all(names) or max(map(len, names)) > _LONGEST_NAME or _TIME.match(line):
-        return f"text that begins {line.strip()[:60]!r}; {KNOWN}"
+        return f"text that begins {line.strip()[:60]!r}: {_lacks(path)}; {KNOWN}"
     have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     what = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"
     return f"a CSV with the columns {have}: {what}; {KNOWN}"

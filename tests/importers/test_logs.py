@@ -195,7 +195,7 @@ def test_a_run_file_and_a_log_come_through_a_pipe(checked, tmp_path):
     ("data", "why"),
     [
         (b"", "standard input is empty"),
-        (b"junk", "standard input: text that begins 'junk'; known are run files (Parquet)"),
+        (b"junk", "standard input: text that begins 'junk': no line has a step and two numbers"),
     ],
 )
 def test_what_comes_through_a_pipe_and_is_nothing(data, why, checked):

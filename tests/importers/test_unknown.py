@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.trainers.table import trainer_from_metric_names
 
@@ -20,7 +21,7 @@ KNOWN = "known are run files (Parquet), dumps"
         ("name,age,city\nA,3,B\n", "a CSV with the columns name, age, city: no step; known are run files"),
         ("step,group_id,reward\n1,a,0.5\n", "step, group_id, reward: rollouts, which are read from Parquet or JSON"),
         (",".join(f"c{i}" for i in range(12)) + "\n1", "c6, c7 and 4 more: no step"),
-        ("Epoch 1 begins\nand more\n", "text that begins 'Epoch 1 begins'; known are run files (Parquet), dumps"),
+        ("Epoch 1 begins\nand more\n", "text that begins 'Epoch 1 begins': no line has a step and two numbers"),
     ],
 )
 @pytest.mark.parametrize("name", ["export.csv", "notes.txt"])
@@ -106,3 +107,15 @@ def test_rollouts_as_csv_are_no_log(tmp_path):
     (tmp_path / "b.csv").write_text("step,prompt,loss\n1,a,0.5\n")
     assert kind_of(tmp_path / "a.csv")
     assert kind_of(Path(tmp_path / "b.csv")) is None
+
+
+@pytest.mark.parametrize(("times", "is_said"), [(1, False), (2, True)])
+def test_a_text_without_steps_says_what_was_looked_for(tmp_path, times, is_said):
+    path = tmp_path / "a.txt"
+    path.write_text(
+        "Sliding windows are off: they are slow\nMEM: alloc=6.1 GB\n"
+        + "Percentage of correct examples: 0.25\nformat reward: 1\nformat reward: 0\n" * times
+    )
+    said = not_understood(path)
+    assert "no line has a step and two numbers of it" in said
+    assert (f"'Percentage of correct examples' has a number in {times} lines" in said) is is_said
