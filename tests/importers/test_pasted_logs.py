@@ -388,3 +388,26 @@ def test_several_tables_of_a_step_of_areal_are_steps_of_their_own(tmp_path):
 def test_blocks_of_nemo_rl_without_their_steps(tmp_path):
     block = NEMO.partition("\n")[2]
     assert [step for step, _ in read(tmp_path, block + block)[1]] == [1, 2]
+
+
+RUNTIME = "{'train_runtime': 9.5, 'train_loss': 0.25, 'epoch': 0.3}\n"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "tokens", "between", "is_another"),
+    [
+        (0.4, 99, RUNTIME, True),
+        (0.4, 300, RUNTIME, False),
+        (0.4, 301, RUNTIME, False),
+        (0.4, 99, "", False),
+        (0.2, 99, "", True),
+        (0.2, 301, "", False),
+    ],
+)
+def test_trainings_without_steps_are_told_apart_by_their_tokens(epoch, tokens, between, is_another, tmp_path):
+    line = "{{'loss': 0.5, 'reward': {}, 'num_tokens': {}, 'epoch': {}}}\n"
+    first = "".join(line.format(n / 8, 100 * n, n / 10) for n in range(1, 4))
+    second = "".join(line.format(n / 4, tokens + n, epoch + n / 100) for n in range(5))
+    _, found, told = read(tmp_path, first + between + second + RUNTIME)
+    assert len(found) == (5 if is_another else 8)
+    assert is_another is any("2 runs one after another, of 3 lines (rewards), 5 lines" in said for said in told)

@@ -69,6 +69,7 @@ class DictForm:
         rewards: dict[str, float | None] = {}
         whole: Printed | None = None
         at_end: list[Printed] = []
+        has_ended = False
         for line in _joined(lines):
             if self.mark not in line:
                 cut = None if whole is None or "{" not in line else _cut(line, whole)
@@ -84,10 +85,14 @@ class DictForm:
             if _SUMMARY not in line:
                 for record in found:
                     whole, at_end = (record if self.names else None), []
+                    record = replace(record, is_after_end=True) if has_ended else record
+                    has_ended = False
                     has_own = record.step is not None or "reward" in metric_quantities(record.values).values()
                     yield record if has_own or not rewards else replace(record, values=rewards | record.values)
                     rewards, summary = {}, None
-            elif summary is not None:
+                continue
+            has_ended = True
+            if summary is not None:
                 summary = list(found)
         yield from [*(summary or ()), *at_end]
 

@@ -52,6 +52,7 @@ class Printed:
         counter: whose number the step is, where a program counts several things.
         total_steps: steps that the run was planned for, where the line says so.
         texts: what stands in place of a number, by name.
+        is_after_end: whether a training has ended on a line before it, and no other line of numbers is between.
     """
 
     values: dict[str, float | None]
@@ -60,6 +61,7 @@ class Printed:
     counter: str = ""
     total_steps: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
+    is_after_end: bool = False
 
 
 def dict_in(text: str) -> dict[str, str] | None:

@@ -32,6 +32,9 @@ def runs_in(records: Sequence[Printed]) -> list[RunOfText]:
 _FEWEST = 3
 """Steps that fall from the first line to the last one, and do not begin anew."""
 
+_TOKENS = "num_tokens"
+"""What TRL counts from the beginning of a training, where its lines have no step."""
+
 _FAR = 3
 """How many times its second step a run has done before the same step is the second one of another run."""
 
@@ -44,6 +47,7 @@ class _Last:
         self.kind = ""
         self.first: dict[str, int] = {}
         self.epochs: list[float] = []
+        self.tokens = 0.0
         self.at_first: dict[str, float | None] = {}
         self.place: float | None = None
         self.furthest = 0
@@ -61,6 +65,9 @@ class _Last:
             return falls or record.step is None
         if self.kind and kind and kind != self.kind and falls:
             return True
+        if record.step is None and (record.values.get(_TOKENS) or self.tokens) < self.tokens:
+            # A run that was resumed counts them anew as well, and its epochs go on.
+            return falls or record.is_after_end
         if record.step is None:
             # Printed with two digits, the first lines of a run may have one epoch.
             return epoch is not None and len(self.epochs) > 1 and epoch <= self.epochs[0] < self.epochs[-1]
@@ -83,6 +90,7 @@ class _Last:
         epoch = record.values.get("epoch")
         self.place = epoch if record.step is None else record.step
         self.epochs += [] if epoch is None else [epoch]
+        self.tokens = record.values.get(_TOKENS) or self.tokens
         if record.step is not None:
             self.furthest = max(self.furthest, record.step)
             first = self.first.setdefault(record.counter, record.step)
