@@ -16,6 +16,8 @@ from rolloutdoctor.rules.table import AnyRule, find
 
 SHOWN = (
     "reward",
+    "penalised_reward",
+    "gold_reward",
     "accuracy",
     "zero_variance_share",
     "entropy",
@@ -36,11 +38,14 @@ SHOWN = (
 WITHOUT_REWARD = ("loss", *SHOWN)
 """The same for a log that has no reward."""
 
+APART = 2.0
+"""Standard errors of a change from which on the reward and that less its penalty go different ways."""
+
 KEEP = 512
 """Values of a quantity that are kept, evenly spread."""
 
 
-_TOLD = frozenset({"reward", "accuracy", "response_length", "entropy", "grad_norm"})
+_TOLD = frozenset({"reward", "penalised_reward", "gold_reward", "accuracy", "response_length", "entropy", "grad_norm"})
 """Quantities of which the first sentence says where they go."""
 
 
@@ -75,13 +80,24 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
         known, marks = BY_NAME[name], _marks(name, findings)
         trend = _trend(series) if name in _TOLD else None
         found.append(Vital(name, known.title, metric, known.unit, tuple(kept["step"]), series, marks, trend))
-    return tuple(found)
+    return tuple(one for one in found if one.name != "penalised_reward" or _goes_another_way(one, found[0]))
+
+
+def _goes_another_way(penalised: Vital, reward: Vital) -> bool:
+    """Tell whether what is optimised goes the other way than the reward before its penalty: both are one curve else."""
+    if penalised.trend is None or reward.trend is None:
+        return False
+    sign = APART if reward.trend.change > 0 else -APART
+    return reward.trend.exceeds(sign) and penalised.trend.exceeds(-sign)
 
 
 def _shown(context: Context) -> list[str]:
     """The quantities of the screen that the log has."""
     names = SHOWN if "reward" in context.quantities else WITHOUT_REWARD
-    return [name for name in names if name in context.quantities]
+    known = context.quantities
+    # A penalised reward may stand for the reward.
+    same = known.get("penalised_reward") == known.get("reward")
+    return [name for name in names if name in known and not (same and name == "penalised_reward")]
 
 
 def _trend(series: Sequence[float]) -> Trend:

@@ -17,6 +17,10 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         *("rollout_reward", "rollout_rewards", "r"),
     ),
     "accuracy": ("accuracy", "accuracies", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
+    "gold_reward": (
+        *("gold", "gold_reward", "gold_score", "gold_rm", "gold_rm_score", "gold_reward_score"),
+        *("true_reward", "true_score", "ground_truth_reward"),
+    ),
     "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std"),
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),

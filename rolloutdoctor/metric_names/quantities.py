@@ -43,6 +43,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         "reward",
         "the largest reward less KL penalty of a training response",
     ),
+    Quantity("gold_reward", "gold reward", "reward", "mean of what the reward stands for, which is not optimised"),
     Quantity("accuracy", "accuracy", "1", "share of right answers, of an evaluation where the log has one"),
     Quantity("function_reward", "reward of a function", "reward", "mean of what one reward function gave"),
     Quantity(

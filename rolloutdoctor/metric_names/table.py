@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import cache, lru_cache
 
 from rolloutdoctor import packs
-from rolloutdoctor.metric_names.generic import generic, is_held_out
+from rolloutdoctor.metric_names.generic import generic, is_held_out, taken_for
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.plugins import own
@@ -35,7 +35,6 @@ _MARKS = {
     "llama-factory": ("total_steps", "percentage"),
     "trl-ppo": (
         "objective/non_score_reward",
-        "objective/rlhf_reward",
         "val/clipfrac_avg",
         "val/num_eos_tokens",
         "val/ratio_var",
@@ -142,8 +141,13 @@ def understood(
     return _with_total(names, _with_stand_ins(found | beside))
 
 
-_TOTALS = ("rewards/reward/mean", "rewards/reward", "rewards/total/mean", "rewards/total", "rewards/total_reward/mean")
-"""Names of what a function gave that is called the reward: the reward, where the log has no other."""
+_TOTALS = (
+    *("rewards/reward/mean", "rewards/reward", "rewards/total/mean", "rewards/total", "rewards/total_reward/mean"),
+    *("proxy_reward", "proxy_score", "reward_proxy", "reward/proxy"),
+)
+"""Names of what a function gave that is called the reward, or a proxy: the reward, where the log has no other."""
+_PROXY = "proxy"
+"""The same beside what it stands for, the gold reward."""
 
 
 def _with_total(names: Collection[str], found: dict[str, tuple[str, MetricName]]) -> dict[str, tuple[str, MetricName]]:
@@ -153,11 +157,25 @@ def _with_total(names: Collection[str], found: dict[str, tuple[str, MetricName]]
     'rewards/reward/mean'
     >>> understood(["loss", "reward", "rewards/reward/mean"])["reward"][0]
     'reward'
+    >>> understood(["proxy", "gold", "kl"])["reward"][0], understood(["proxy", "kl"]).get("reward")
+    ('proxy', None)
     """
-    total = next((name for name in _TOTALS if name in names), "")
+    known = (*_TOTALS, _PROXY) if "gold_reward" in found else _TOTALS
+    total = next((name for name in known if name in names), "")
     if "reward" in found or not total:
         return found
     return {"reward": (total, MetricName(total, "reward", BY_NAME["reward"].definition, ""))} | found
+
+
+def taken_names(names: Collection[str]) -> dict[str, str]:
+    """Return the names that are taken for a quantity, by its title, alone or by what stands beside them.
+
+    >>> taken_names(["proxy", "gold"]), taken_names(["proxy"])
+    ({'gold': 'gold reward', 'proxy': 'reward'}, {})
+    """
+    total = understood(names).get("reward", ("", None))[0]
+    beside = {total: BY_NAME["reward"].title} if total in (*_TOTALS, _PROXY) else {}
+    return taken_for(names) | beside
 
 
 _STANDS_FOR = {"penalised_reward": "reward"}

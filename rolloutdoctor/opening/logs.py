@@ -20,8 +20,7 @@ from rolloutdoctor.io.metrics import (
     without_excerpts,
 )
 from rolloutdoctor.io.reader_notes import ReaderNotes
-from rolloutdoctor.metric_names.generic import taken_for
-from rolloutdoctor.metric_names.table import namesakes
+from rolloutdoctor.metric_names.table import namesakes, taken_names
 from rolloutdoctor.opening.beside import newest_state
 from rolloutdoctor.opening.nested import looking
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
@@ -132,7 +131,7 @@ def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
 
 def tell_generic_names(names: Collection[str], tell: Callable[[str], None]) -> None:
     """Say which names are taken for what, where they are no trainer's that is known."""
-    taken = [f"{name} as {title}" for name, title in taken_for(names).items()]
+    taken = [f"{name} as {title}" for name, title in taken_names(names).items()]
     if taken:
         tell(f"the names of the metrics are of no trainer that is known; read are {', '.join(taken)}")
 

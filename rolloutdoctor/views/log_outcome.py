@@ -41,6 +41,9 @@ _FAR = {"kl": (0.1, "a token"), "response_kl": (10.0, "a response")}
 _LEARNED = frozenset({"reward", "accuracy"})
 """Quantities that say whether a policy improves."""
 
+_WORTH = frozenset({"penalised_reward", "gold_reward"})
+"""Quantities that say what a gain is worth."""
+
 _DOUBLED = 2.0
 """Times by which another quantity of few lines has steadily grown or shrunk that is told."""
 
@@ -58,7 +61,7 @@ def before_the_rules(report: Report) -> Iterator[str]:
     may_be_why = reasons(report)
     most = sum(map(_is_of_much, may_be_why))
     words = [f"{as_sentence(one.remark)}." for one in may_be_why]
-    gain, fall = _way(report)
+    gain, fall = _apart(report, *_way(report))
     if gain and (far := _how_far(report)):
         gain[0] = f"{gain[0].removesuffix('.')}, {far}."
     still = [f"{as_sentence(one.headline)}." for one in report.causes if one.code == STANDSTILL]
@@ -68,14 +71,18 @@ def before_the_rules(report: Report) -> Iterator[str]:
 def too_few(report: Report) -> Iterator[str]:
     """Say that the lines are too few to see a trend, or that nothing in them is the reward."""
     reward = _learned(report)
+    far = _how_far(report)
     if reward is None:
         yield from _without_reward(report.vitals)
+        if far:
+            yield f"The policy is {far}."
     elif reward.trend is not None and _is_open(report):
         trend = reward.trend
         if not _is_short(trend):
             return
         are = "is" if trend.lines == 1 else "are"
         was = f"{_ends(reward)}{_meanwhile(report)}" if trend.lines < FEWEST else f"{_thirds(trend)}{_interval(trend)}"
+        was += f", {far}" if far else ""
         yield f"{many(trend.lines, 'line')} {are} too few to tell whether the {reward.title} rises: {was}."
 
 
@@ -157,6 +164,26 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
             (gains if leads else falls).append(f"The {vital.title} {words}.")
         told = sign
     return gains, falls
+
+
+def _apart(report: Report, gains: list[str], falls: list[str]) -> tuple[list[str], list[str]]:
+    """Say with a gain that what is optimised, or what the reward stands for, did not gain; alone that it fell."""
+    for vital in report.vitals:
+        if vital.trend is None or vital.name not in _WORTH:
+            continue
+        sign, words = _went(vital.trend)
+        if gains and sign <= 0:
+            gains = [
+                f"{gains[0].removesuffix('.')}, while the {vital.title} {words or _still(vital.trend)}.",
+                *gains[1:],
+            ]
+        elif sign < 0:
+            falls = [*falls, f"The {vital.title} {words}."]
+    return gains, falls
+
+
+def _still(trend: Trend) -> str:
+    return f"did not: {_thirds(trend)}"
 
 
 def _how_far(report: Report) -> str:

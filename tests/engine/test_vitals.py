@@ -189,3 +189,62 @@ def test_a_log_without_a_reward_says_what_it_has(tmp_path, line, said):
     path.write_text("".join(json.dumps({"step": step, "learning_rate": 1e-6, **line}) + "\n" for step in range(12)))
     report = rd.check(path, trainer=None if "kl" in line else "trl")
     assert verdict(report).startswith(said), verdict(report)
+
+
+RISES = [step + 0.2 * (step % 2) for step in range(24)]
+FALLS = [-value for value in RISES]
+FLAT = [0.2 * (step % 2) for step in range(24)]
+
+
+def of_two(path, rewards, name, others):
+    rows = [
+        {"step": n, "loss": 0.01, "reward": x, name: y} for n, (x, y) in enumerate(zip(rewards, others, strict=True))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rewards", "gold", "said"),
+    [
+        (RISES, FALLS, "in the last, while the gold reward fell: -3.6 in the first third, -19.6 in the last."),
+        (RISES, FLAT, "in the last, while the gold reward did not: 0.1 in the first third, 0.1 in the last."),
+        (RISES, RISES, "The reward rose: 3.6 in the first third, 19.6 in the last. "),
+        (FLAT, FALLS, "The gold reward fell: -3.6 in the first third, -19.6 in the last."),
+    ],
+)
+def test_what_the_reward_stands_for_is_told_with_a_gain(tmp_path, rewards, gold, said):
+    report = rd.check(of_two(tmp_path / "log.jsonl", rewards, "gold_reward", gold))
+    assert said in verdict(report)
+
+
+def test_a_proxy_is_the_reward_beside_what_it_stands_for(tmp_path):
+    rows = [{"step": n, "proxy": x, "gold": -x} for n, x in enumerate(RISES)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = verdict(rd.check(log))
+    assert said.startswith("The reward rose: 3.6 in the first third, 19.6 in the last, while the gold reward fell: ")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "penalised", "is_told"), [(RISES, FALLS, True), (RISES, RISES, False), (RISES, FLAT, False)]
+)
+def test_a_score_that_rises_while_what_is_optimised_falls(tmp_path, rewards, penalised, is_told):
+    rows = [
+        {"step": n, "objective/scores": x, "objective/rlhf_reward": y, "objective/kl": 1.0, "loss/policy_avg": 0.1}
+        for n, (x, y) in enumerate(zip(rewards, penalised, strict=True))
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = rd.check(log)
+    assert ("while the reward less its KL penalty fell: -3.6 in" in verdict(report)) is is_told
+    assert any(vital.name == "penalised_reward" for vital in report.vitals) is is_told
+
+
+@pytest.mark.parametrize(("kl", "is_told"), [(9.9, False), (10.1, True)])
+@pytest.mark.parametrize("name", ["objective/scores", "ppo/std_scores"])
+def test_few_lines_say_how_far_the_policy_is_from_the_reference(tmp_path, kl, name, is_told):
+    rows = [{"step": n, name: 0.5, "objective/kl": kl, "ppo/policy/entropy": 1.0} for n in range(1, 5)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert ("at a KL of 10.1 nats a response at the end." in verdict(rd.check(log))) is is_told

@@ -403,3 +403,17 @@ def test_a_function_that_is_called_the_reward_is_the_reward_where_the_log_has_no
     assert understood(own, "trl")["reward"][0] == total
     assert understood([*own, "reward"])["reward"][0] == "reward"
     assert "reward" not in understood(own[:-1])
+
+
+def test_the_ppo_trainers_of_trl():
+    old = ["objective/kl", "ppo/returns/mean", "ppo/policy/advantages_mean", "ppo/mean_scores", "ppo/loss/total"]
+    assert whose(old) == "trl-ppo"
+    assert {*quantities(old)} == {"response_kl", "return", "advantage", "reward", "loss"}
+    assert (
+        quantities(["objective/scores", "objective/rlhf_reward", "lr"])["penalised_reward"] == "objective/rlhf_reward"
+    )
+
+
+@pytest.mark.parametrize("name", ["gold", "gold_reward", "train/gold_score", "true_reward", "mean_gold_reward"])
+def test_names_of_what_a_reward_stands_for(name):
+    assert generic(name).quantity == "gold_reward"
