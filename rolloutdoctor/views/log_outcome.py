@@ -89,8 +89,7 @@ def too_few(report: Report) -> Iterator[str]:
 def is_too_little(report: Report) -> bool:
     """Tell a report of too few rules, or of a log too short for a trend, in which few faults can have shown."""
     reward = _learned(report) if report.is_log_alone else None
-    is_short = reward is not None and reward.trend is not None and _is_short(reward.trend) and _is_open(report)
-    return report.is_too_little or is_short
+    return report.is_too_little or (reward is not None and reward.trend is not None and _is_short(reward.trend))
 
 
 def _is_short(trend: Trend) -> bool:

@@ -88,6 +88,10 @@ def test_lines_that_are_too_few_for_a_trend_are_too_little_to_judge(lines, said,
     assert said in verdict(made)
     assert ("are too few to tell" in verdict(made)) == (outcome_word != "no fault")
     assert outcome(CheckedRun("a", ("a",), made)) == outcome_word
+    # The learning rate decayed: the run is over, and as short.
+    still = Finding("RDT016", "n", Severity.INFO, "confirmed", "the reward has not moved: 0.5, 0.5", "m", "e", "a", {})
+    over = verdict(replace(made, findings=(still,)))
+    assert over.startswith(f"The reward has not moved: 0.5, 0.5. {said.partition(':')[0]}"), over
 
 
 def test_what_is_by_design_stands_beside_no_fault():
