@@ -18,6 +18,7 @@ SHOWN = (
     "reward",
     "penalised_reward",
     "gold_reward",
+    "correctness",
     "accuracy",
     "zero_variance_share",
     "entropy",
@@ -45,7 +46,9 @@ KEEP = 512
 """Values of a quantity that are kept, evenly spread."""
 
 
-_TOLD = frozenset({"reward", "penalised_reward", "gold_reward", "accuracy", "response_length", "entropy", "grad_norm"})
+_TOLD = frozenset(
+    {"reward", "penalised_reward", "gold_reward", "correctness", "accuracy", "response_length", "entropy", "grad_norm"}
+)
 """Quantities of which the first sentence says where they go."""
 
 

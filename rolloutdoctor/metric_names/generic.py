@@ -21,6 +21,11 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         *("gold", "gold_reward", "gold_score", "gold_rm", "gold_rm_score", "gold_reward_score"),
         *("true_reward", "true_score", "ground_truth_reward"),
     ),
+    "correctness": tuple(
+        f"{name}{made}"
+        for name in ("correctness", "correctness_reward", "reward_correctness", "correctness_score")
+        for made in ("", "_f", "_fn", "_func")
+    ),
     "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std"),
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),

@@ -44,6 +44,9 @@ QUANTITIES: tuple[Quantity, ...] = (
         "the largest reward less KL penalty of a training response",
     ),
     Quantity("gold_reward", "gold reward", "reward", "mean of what the reward stands for, which is not optimised"),
+    Quantity(
+        "correctness", "correctness", "reward", "mean of what right answers get, a part of the reward or beside it"
+    ),
     Quantity("accuracy", "accuracy", "1", "share of right answers, of an evaluation where the log has one"),
     Quantity("function_reward", "reward of a function", "reward", "mean of what one reward function gave"),
     Quantity(

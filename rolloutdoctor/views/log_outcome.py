@@ -41,7 +41,7 @@ _FAR = {"kl": (0.1, "a token"), "response_kl": (10.0, "a response")}
 _LEARNED = frozenset({"reward", "accuracy"})
 """Quantities that say whether a policy improves."""
 
-_WORTH = frozenset({"penalised_reward", "gold_reward"})
+_WORTH = frozenset({"penalised_reward", "gold_reward", "correctness"})
 """Quantities that say what a gain is worth."""
 
 _DOUBLED = 2.0
@@ -166,16 +166,14 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
 
 
 def _apart(report: Report, gains: list[str], falls: list[str]) -> tuple[list[str], list[str]]:
-    """Say with a gain that what is optimised, or what the reward stands for, did not gain; alone that it fell."""
+    """Say with a gain what became of what is optimised, or of what the reward stands for; alone that it fell."""
     for vital in report.vitals:
         if vital.trend is None or vital.name not in _WORTH:
             continue
         sign, words = _went(vital.trend)
-        if gains and sign <= 0:
-            gains = [
-                f"{gains[0].removesuffix('.')}, while the {vital.title} {words or _still(vital.trend)}.",
-                *gains[1:],
-            ]
+        if gains:
+            joint, words = ("and", words) if sign > 0 else ("while", words or _still(vital.trend))
+            gains = [f"{gains[0].removesuffix('.')}, {joint} the {vital.title} {words}.", *gains[1:]]
         elif sign < 0:
             falls = [*falls, f"The {vital.title} {words}."]
     return gains, falls

@@ -209,13 +209,18 @@ def of_two(path, rewards, name, others):
     [
         (RISES, FALLS, "in the last, while the gold reward fell: -3.6 in the first third, -19.6 in the last."),
         (RISES, FLAT, "in the last, while the gold reward did not: 0.1 in the first third, 0.1 in the last."),
-        (RISES, RISES, "The reward rose: 3.6 in the first third, 19.6 in the last. "),
+        (RISES, RISES, "in the last, and the gold reward rose: 3.6 in the first third, 19.6 in the last."),
         (FLAT, FALLS, "The gold reward fell: -3.6 in the first third, -19.6 in the last."),
     ],
 )
 def test_what_the_reward_stands_for_is_told_with_a_gain(tmp_path, rewards, gold, said):
     report = rd.check(of_two(tmp_path / "log.jsonl", rewards, "gold_reward", gold))
     assert said in verdict(report)
+
+
+def test_a_gain_without_right_answers_says_so(tmp_path):
+    report = rd.check(of_two(tmp_path / "log.jsonl", RISES, "reward/correctness_fn", FLAT))
+    assert "in the last, while the correctness did not: 0.1 in the first third, 0.1 in the last." in verdict(report)
 
 
 def test_a_proxy_is_the_reward_beside_what_it_stands_for(tmp_path):

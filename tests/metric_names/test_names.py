@@ -417,3 +417,9 @@ def test_the_ppo_trainers_of_trl():
 @pytest.mark.parametrize("name", ["gold", "gold_reward", "train/gold_score", "true_reward", "mean_gold_reward"])
 def test_names_of_what_a_reward_stands_for(name):
     assert generic(name).quantity == "gold_reward"
+
+
+def test_names_of_correctness_and_those_of_a_function_of_trl():
+    for name in ("correctness", "reward/correctness_f", "train/correctness_reward", "correctness_reward_func"):
+        assert generic(name).quantity == "correctness"
+    assert "correctness" not in quantities(["reward", "rewards/correctness_reward_func", "completion_length", "kl"])
