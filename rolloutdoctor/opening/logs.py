@@ -65,7 +65,7 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
     notes = ReaderNotes() if notes is None else notes
     tables = [(log.name, _read_log(log, notes)) for log in logs]
     total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
-    tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in tables]
+    tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in _of_steps(tables, notes)]
     check_one_log(tables)
     known = [(name, writers) for name, table in tables if (writers := _writers_of(table))]
     for second, writers in known[1:]:
@@ -86,6 +86,33 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
     found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
+    return found
+
+
+def _of_steps(tables: list[tuple[str, LoggedMetrics]], tell: Callable[[str], None]) -> list[tuple[str, LoggedMetrics]]:
+    """Return logs but for those with a line for each epoch of another one, which has the steps of the epochs."""
+    epochs = [
+        (
+            name,
+            len(
+                {value for key in table.steps() if (value := table.at(key).get("epoch")) is not None and not value % 1}
+            ),
+            table,
+        )
+        for name, table in tables
+    ]
+    found = []
+    for name, table in tables:
+        count = len(table.lines)
+        whole = [
+            other
+            for other, passed, longer in epochs
+            if table.counts_lines and 1 < count == passed and len(longer.lines) >= 2 * count
+        ]
+        if whole:
+            tell(f"{name}: its {count} lines are of the epochs of {whole[0]}, which has their steps: not read")
+        else:
+            found.append((name, table))
     return found
 
 

@@ -14,13 +14,19 @@ _DEEPEST = 2
 _MOST_FOLDERS = 1_000
 
 
-def with_nested(paths: Sequence[str], is_run: Callable[[str], bool], tell: Callable[[str], None]) -> list[str]:
+def with_nested(
+    paths: Sequence[str],
+    is_run: Callable[[str], bool],
+    tell: Callable[[str], None],
+    are_of_one: Callable[[Sequence[Path]], bool] = lambda folders: False,
+) -> list[str]:
     """Return paths with what lies in a folder that is no run itself, up to two levels down, in its place.
 
     Args:
         paths: as the user gave them.
         is_run: tells a path that can be read as it is.
         tell: takes a sentence on what is read.
+        are_of_one: tells folders side by side that are of one run.
 
     Raises:
         SeveralRunsError: if a folder holds several runs side by side.
@@ -30,7 +36,7 @@ def with_nested(paths: Sequence[str], is_run: Callable[[str], bool], tell: Calla
         inside = [] if not Path(path).is_dir() or is_run(path) else _nearest(Path(path))
         for parent in dict.fromkeys(folder.parent for folder in inside):
             beside = [folder for folder in inside if folder.parent == parent]
-            if len(beside) > 1:
+            if len(beside) > 1 and not are_of_one(beside):
                 name = Source.of(path).name
                 shown = ", ".join(str(folder.relative_to(path)) for folder in beside[:3])
                 more = ", ..." if len(beside) > 3 else ""

@@ -23,6 +23,7 @@ from rolloutdoctor.opening.beside import completed, newest_state, stated_beside
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
+from rolloutdoctor.opening.one_training import are_of_one_training
 from rolloutdoctor.opening.stated.options import ReadLog, Stated
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.table import ALIASES, TRAINERS, trainer_from_metric_names
@@ -62,7 +63,7 @@ def open_any(
     given = paths
     if not options.asked_for:
         with looking(paths):
-            paths = with_nested(paths, _is_run, tell)
+            paths = with_nested(paths, _is_run, tell, are_of_one_training)
     logs = logs_of(paths) if logs_alone and not options.asked_for else ()
     if logs:
         yield _of_logs(logs, tuple(dict.fromkeys((*given, *paths))), tell)

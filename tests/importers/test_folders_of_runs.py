@@ -4,7 +4,7 @@ import json
 import zipfile
 
 import pytest
-from log_files import console, history, log_of, tracked, wandb_folder
+from log_files import console, history, json_lines, log_of, tensorboard, tracked, wandb_folder
 
 import rolloutdoctor as rd
 from rolloutdoctor.commands.check.each import find_runs
@@ -141,3 +141,33 @@ def test_evaluations_are_no_steps_of_their_own(tmp_path):
     evaluations = [{"step": n, "eval_loss": n / 8, "eval_reward": n / 9} for n in (6, 12)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows + evaluations}))
     assert rd.check(tmp_path / "trainer_state.json").input.steps == 12
+
+
+def of_step(n):
+    return {"step": n, "loss": 0.3 + n / 7, "reward": n / 9, "kl": 0.01 * n, "epoch": float((n - 1) // 3)}
+
+
+@pytest.mark.parametrize(("shared", "is_one"), [(3, True), (0, False)])
+def test_logs_of_one_training_in_folders_side_by_side_are_one_run(tmp_path, shared, is_one):
+    rows = [of_step(n) for n in range(1, 16)]
+    other = [row if at < shared or is_one else {**row, "kl": row["kl"] + 1} for at, row in enumerate(rows)]
+    for name, these in (("logs", rows), ("tb", other)):
+        (tmp_path / name).mkdir()
+        (json_lines if name == "logs" else tensorboard)(tmp_path / name, these)
+    if not is_one:
+        with pytest.raises(SeveralRunsError, match="2 runs"):
+            opened(tmp_path)
+        return
+    found, _ = opened(tmp_path)
+    assert len(found.metrics.steps()) == 15
+
+
+@pytest.mark.parametrize(("lines", "is_read"), [(4, True), (5, False), (6, True)])
+def test_a_log_with_a_line_for_each_epoch_takes_no_steps_of_another(tmp_path, lines, is_read):
+    json_lines(tmp_path, [of_step(n) for n in range(1, 16)])
+    (tmp_path / "train.log").write_text(
+        "".join(f"Epoch {n} complete:\n  Avg Reward: 0.{n}\n  Avg KL: 0.0{n}\n" for n in range(1, lines + 1))
+    )
+    found, told = opened(tmp_path)
+    assert ("avg_reward" in found.metrics.names()) is is_read
+    assert is_read is not any("lines are of the epochs of" in sentence for sentence in told)
