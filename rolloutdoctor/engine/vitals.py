@@ -36,7 +36,7 @@ SHOWN = (
 )
 """Canonical quantities, in the order of the screen."""
 
-WITHOUT_REWARD = ("loss", *SHOWN)
+WITHOUT_REWARD = ("loss", "return", *SHOWN)
 """The same for a log that has no reward."""
 
 APART = 2.0

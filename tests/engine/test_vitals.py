@@ -253,3 +253,10 @@ def test_few_lines_say_how_far_the_policy_is_from_the_reference(tmp_path, kl, na
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert ("at a KL of 10.1 nats a response at the end." in verdict(rd.check(log))) is is_told
+
+
+def test_a_log_of_returns_and_a_kl_names_both(tmp_path):
+    rows = [{"step": n, "ppo/returns/mean": 0.1 * n, "objective/kl": 1.0} for n in range(1, 13)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert verdict(rd.check(log)).startswith("The log has no known reward, only return and KL of a response: whether")
