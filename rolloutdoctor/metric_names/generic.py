@@ -28,8 +28,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std"),
     "zero_variance_share": (
-        *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
-        *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio", "zvf"),
+        *("frac_zero_variance", "frac_zero_std", "zvf"),
         # What says no share may be a count: ``dead_groups``.
         *(
             f"{of}_{share}"

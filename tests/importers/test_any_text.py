@@ -151,6 +151,7 @@ def test_options_that_a_loop_prints_before_its_steps_are_settings(tmp_path):
         assert {one.title: (one.name, one.value) for one in run.metadata.settings} == {
             "learning rate": ("lr", 5e-6),
             "KL coefficient": ("kl_coef", 0.06),
+            "temperature": ("temperature", 0.8),
         }
 
 
