@@ -6,7 +6,7 @@ from math import isfinite
 
 from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
 from rolloutdoctor.views.layout import as_sentence, many
-from rolloutdoctor.views.log_outcome import MUCH, before_the_rules, is_too_little, reasons, too_few
+from rolloutdoctor.views.log_outcome import MUCH, STANDSTILL, before_the_rules, is_too_little, reasons, too_few
 from rolloutdoctor.views.style import shown
 from rolloutdoctor.views.untested import best_remedy
 
@@ -75,7 +75,7 @@ def _few(report: Report) -> Iterator[str]:
 def _healthy(report: Report) -> str:
     if report.is_log_alone:
         tested = f"{report.coverage.tested:,} of {many(report.testable, 'rule')} that read a log"
-        return f"No fault was found in the log: {tested} could be tested.{_to_test_more(report)}"
+        return f"{_nothing_else(report)} in the log: {tested} could be tested.{_to_test_more(report)}"
     if report.unread_release:
         return "No fault was found."
     compared = sum(entry.compared for entry in report.audit)
@@ -84,6 +84,13 @@ def _healthy(report: Report) -> str:
     return (
         f"Healthy: {many(compared, 'logged value')} are reproduced by the rows and the options, and no fault was found."
     )
+
+
+def _nothing_else(report: Report) -> str:
+    """Say that no fault was found; behind what may be one, or behind a standstill, in other words."""
+    if reasons(report):
+        return "No other fault was found"
+    return "No cause was found" if any(one.code == STANDSTILL for one in report.causes) else "No fault was found"
 
 
 def _remarks(report: Report) -> Iterator[str]:

@@ -91,7 +91,8 @@ def test_lines_that_are_too_few_for_a_trend_are_too_little_to_judge(lines, said,
     # The learning rate decayed: the run is over, and as short.
     still = Finding("RDT016", "n", Severity.INFO, "confirmed", "the reward has not moved: 0.5, 0.5", "m", "e", "a", {})
     over = verdict(replace(made, findings=(still,)))
-    assert over.startswith(f"The reward has not moved: 0.5, 0.5. {said.partition(':')[0]}"), over
+    words = said.partition(":")[0].replace("No fault", "No cause")
+    assert over.startswith(f"The reward has not moved: 0.5, 0.5. {words}"), over
 
 
 def test_what_is_by_design_stands_beside_no_fault():
@@ -106,17 +107,17 @@ def test_what_came_of_a_run_without_faults_is_said_first():
     fault = replace(still, code="RDT003", severity=Severity.WARNING, headline="the entropy collapsed", advice="look")
     alone = {"input": InputSummary(steps=40)}
     said = verdict(report(50, 50, findings=(still,), **alone))
-    assert said.startswith("The reward has not moved: 0.5, 0.5. No fault was found in the log")
+    assert said.startswith("The reward has not moved: 0.5, 0.5. No cause was found in the log")
     assert verdict(report(50, 50, findings=(fault, still), **alone)).startswith("The entropy collapsed")
     share = {"truncated_share": Measure(0.5, "share")}
     cut = replace(
         still, code="RDI012", headline="half are truncated", remark="half are truncated", measures=share, hinders=True
     )
     said = verdict(report(50, 50, findings=(still, cut), **alone))
-    assert said.startswith("Half are truncated. The reward has not moved: 0.5, 0.5. No fault was found in the log")
+    assert said.startswith("Half are truncated. The reward has not moved: 0.5, 0.5. No other fault was found")
     assert said.count("alf are truncated") == 1
     beside = replace(cut, code="RDG002", hinders=False, headline="the loss is rounded", remark="the loss is rounded")
     said = verdict(report(50, 50, findings=(beside, still), **alone))
-    assert said.startswith("The reward has not moved: 0.5, 0.5. No fault")
+    assert said.startswith("The reward has not moved: 0.5, 0.5. No cause")
     assert said.endswith("The loss is rounded (RDG002).")
     assert verdict(report(50, 50, findings=(still,))).startswith("Healthy: no fault")
