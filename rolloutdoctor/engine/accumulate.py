@@ -8,7 +8,7 @@ from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.data.step_key import TRAIN, StepKey
+from rolloutdoctor.data.step_key import TRAIN, StepKey, logged_steps
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
@@ -179,10 +179,16 @@ class RuleAccumulator(StepConsumer):
         wanted = context.trainer.group_size(context.config, batch.split)
         return 0 if wanted is None else int((batch.groups.size_G != wanted).sum())
 
+    def _input(self) -> InputSummary:
+        rows, steps, groups, tokens = self._counts
+        if not self.plan.context.has_rows:
+            steps = logged_steps(self._seen)
+        return InputSummary(rows, steps, groups, tokens)
+
     def state(self) -> RunState:
         """Return the state of all steps added so far."""
         return RunState(
-            input=InputSummary(*self._counts),
+            input=self._input(),
             odd_groups=self._odd_groups,
             failures=self._failures,
             seen=tuple(sorted(self._seen)),

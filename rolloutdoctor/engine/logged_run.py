@@ -1,6 +1,6 @@
 """Tabulate a log without rollouts: what rules query of it, without a batch or a tensor."""
 
-from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.data.step_key import logged_steps
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.tables import Tables
@@ -20,6 +20,4 @@ def measure_log(prepared: PreparedRun) -> RunState:
         is_read = any(key.split in rule.splits for rule in plan.rules)
         values.append({name: value for name, value in logged.items() if is_read and name in read})
     tables = Tables(metrics=(metrics_frame(keys, values),))
-    # An evaluation is of a step that is trained as well.
-    steps = sum(key.split == TRAIN for key in keys) or len(keys)
-    return RunState(InputSummary(0, steps, 0, 0), seen=tuple(keys), tables=tables)
+    return RunState(InputSummary(0, logged_steps(keys), 0, 0), seen=tuple(keys), tables=tables)
