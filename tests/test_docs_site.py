@@ -58,6 +58,7 @@ def pages_with(name):
     return [page for page in pages if f"<!-- {name} -->" in page]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "entries"),
     [
@@ -82,6 +83,7 @@ def test_every_long_table_has_a_page(hooks):
     assert all(len(pages_with(name)) == 1 for name in hooks.TABLES if name != "trainer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "trainers").glob("*.md")), ids=lambda path: path.stem)
 def test_the_page_of_a_trainer_follows_the_template(hooks, path):
     sections = sys.modules["trainer_pages"].SECTIONS

@@ -118,6 +118,7 @@ def test_heavy_packages_are_noticed():
     assert loaded_after("import torch") == ["torch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], ["explain"], ["explain", "RDG001"], ["explain", "fixes"], ["explain", "metrics"]],

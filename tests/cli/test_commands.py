@@ -55,6 +55,7 @@ def test_findings_below_fail_on_exit_with_0(rolloutdoctor, run):
     assert found.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code"),
     [

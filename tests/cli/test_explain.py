@@ -110,6 +110,7 @@ def test_no_cause_has_the_name_of_something_else():
         assert not [kind for kind, one in book.KINDS.items() if kind != "causes" and one.is_known(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -15,6 +15,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "what", "words", "out"),
     [

@@ -58,6 +58,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "count", "more"), COMMANDS, ids=lambda each: str(each))
 def test_markdown(runs, command, count, more):
     done = CliRunner().invoke(app, [command, *runs[-count:], *more, "--format", "markdown"])

@@ -64,6 +64,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("text", ["soon", "1,5", "NaN?"])
 def test_a_cell_that_is_no_number_is_said(rolloutdoctor, tmp_path, name, text):
@@ -128,6 +129,7 @@ def test_two_logs_with_two_values_of_a_step(rolloutdoctor, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

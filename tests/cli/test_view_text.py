@@ -117,6 +117,7 @@ def test_every_answer_is_json_and_text_comes_as_it_is(served):
             assert not any("&lt;img" in each or "&amp;" in each for each in said)
 
 
+@pytest.mark.slow
 def test_files_and_refusals_have_the_same_policy(served):
     text, _, ask = served
     for name in ASSETS:

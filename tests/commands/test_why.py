@@ -52,6 +52,7 @@ def mixed(tmp_path_factory):
     return write(tmp_path_factory.mktemp("why") / "run.parquet", columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [*METRICS, "entropy"])
 def test_lines_and_remainder_add_up_on_any_run(mixed, metric):
     (ledger,) = rd.why(mixed, metric, at=4, device="cpu", dtype="float64").ledgers
@@ -207,6 +208,7 @@ def test_a_log_without_terms_says_what_moved_and_what_begins_there(tmp_path):
     assert body["began"][0] == {"code": "RDT001", "name": first.name, "onset": 21, "headline": first.headline}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moves", "begins"), [(19, True), (18, False), (23, True), (24, False)])
 def test_a_finding_begins_within_two_steps_of_a_change_or_not_there(tmp_path, moves, begins):
     told = rd.why(dying_log(tmp_path, moves=moves), "grad_norm")
@@ -279,6 +281,7 @@ def test_windows_have_a_step():
         Question("reward", 1, after=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["full", "concise", "json", "jsonl", "markdown"])
 def test_every_format_has_the_same_bytes_each_time(mixed, tmp_path, form):
     words = ["why", str(mixed), "--metric", "entropy", "--at", "4", "--format", form, "--device", "cpu"]
@@ -315,6 +318,7 @@ def test_nothing_changes(tmp_path):
     assert (json.loads(out)["lines"], json.loads(out)["change"]) == ([], None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "odd",
     [

@@ -142,6 +142,7 @@ def tables(figure):
     return {name: dict(frame.schema) for name, frame in frames.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_order_and_the_parts_of_the_steps_change_nothing(in_order, way):
     for one, figures in in_order.values():

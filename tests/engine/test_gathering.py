@@ -74,6 +74,7 @@ def drawn(path, kind, executor=None, fixes=()):
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fixes"),
     [*((kind, ()) for kind in KINDS), *((kind, (choose("rejected-rows"),)) for kind in ("advantages", "kl", "audit"))],
@@ -110,6 +111,7 @@ SIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sides", SIDES)
 def test_a_diff(path, sides):
     options = DiffOptions(**{"device": "cpu", "top": 3, "distribution": True} | SIDES[sides])

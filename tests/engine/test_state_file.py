@@ -141,6 +141,7 @@ def test_without_a_trainer_with_fixes_and_with_failing_steps(tmp_path, columns):
     assert rendered(merged(parts)) == whole([run], **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "words"),
     [

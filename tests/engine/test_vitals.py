@@ -33,6 +33,7 @@ def thirds(errors: float, size: int) -> list[float]:
     return [*noise, *(noise + errors * (2 / size) ** 0.5 / 2), *(noise + errors * (2 / size) ** 0.5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
@@ -157,6 +158,7 @@ def test_what_changes_steadily_in_few_lines_is_told_beside_them(tmp_path, length
     assert first.endswith(said), first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [5, 9, 12, 20, 60])
 def test_noise_seldom_rises_or_falls(lines):
     draws = np.random.default_rng(0).binomial(8, 0.3, (1000, lines)) / 8

@@ -26,6 +26,7 @@ def weight(power, decay, log_w):
     return math.exp(decay + power * log_w - decay * math.exp(log_w))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("power", "decay"), [(2.0, 3.0), (3.0, 2.0), (0.5, 0.1), (1.0, 7.0), (0.0, 1.0)])
 def test_height_and_slope_are_the_largest(power, decay):
     places = torch.linspace(-18.4, 20, 400_001, dtype=torch.float64).tolist()

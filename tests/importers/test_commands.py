@@ -43,6 +43,7 @@ def test_check_says_which_importer_and_why(rolloutdoctor):
     assert rolloutdoctor("check", MIXED, "--select", "RDI", "--format", "concise", "--quiet").err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("importer", "path", "why"),
     [

@@ -42,6 +42,7 @@ def test_round_trip_of_the_layout_that_slime_documents(tmp_path):
     assert findings(dump) == findings_of_run(tmp_path / "run.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -43,6 +43,7 @@ def of_the_trainer(tmp_path_factory):
     return found(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_the_findings_are_those_of_the_trainers_own_log(form, of_the_trainer, tmp_path):
     form(tmp_path, list(collapsing()))
@@ -89,6 +90,7 @@ def recorded(folder, rows):
     (folder / "run.metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", [console, wandb_folder, recorded], ids=lambda view: view.__name__)
 def test_one_training_is_one_story_whatever_carries_it(view, tmp_path):
     """Of rules on numbers only those that rollouts answer themselves are not asked beside them."""

@@ -57,6 +57,7 @@ def same(dump, change, chunk_bytes=700):
     assert fast == slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_bytes", [700, 2**23])
 @pytest.mark.parametrize("dump", DUMPS)
 def test_real_dumps(dump, chunk_bytes):
@@ -136,6 +137,7 @@ def swapped(_, trace):
     trace["rewards"] = dict(reversed(trace["rewards"].items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -123,6 +123,7 @@ def test_dumps_of_two_kinds(tmp_path):
         detect_dump([str(DATA / "trl" / "mixed"), str(DATA / "verl" / "v1")], ConvertOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

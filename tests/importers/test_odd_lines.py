@@ -17,6 +17,7 @@ def steps(path):
     return rd.check(path).input.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [b"\xff\xfe\x80", b"\x00\x00", b"\xef\xbb\xbf", b"\x1b[36m", b"\xe2\x96"])
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_byte_that_is_no_text_costs_no_line(tmp_path, odd, at):

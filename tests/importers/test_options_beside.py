@@ -85,6 +85,7 @@ def test_an_output_folder_of_trl_states_its_options():
     assert not [name for name, one in report.config.items() if one.assumed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["checkpoint-12/trainer_state.json", "checkpoint-6", "completions"])
 def test_they_are_found_from_within(where):
     report, _ = checked(OUTPUT / where)
@@ -250,6 +251,7 @@ def test_what_a_field_would_run_is_not_run(tmp_path, monkeypatch):
     assert not (tmp_path / "was-run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["truncated", "a bit", "1 GB declared", "compressed", "no archive", "too large", "a folder"]
 )

@@ -116,6 +116,7 @@ def test_of_a_very_long_dict_the_numbers_are_read(tmp_path):
     assert values == {"loss": 0.25, "reward": -1e-3, "epoch": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["[]," * 21_000, "'\\'" * 16_000, "(" * 65_000])
 def test_long_dicts_over_many_lines_take_little(part, tmp_path):
     text = "{'loss': 0.5, 'epoch': 0.5}\n" + ("{'loss': 0.1, 'epoch': [\n" + f"{part}\n" * 38 + "]}\n") * 4

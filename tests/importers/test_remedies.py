@@ -70,6 +70,7 @@ def test_every_importer_is_here():
     assert {importer.name for importer in IMPORTERS} >= DUMPS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DUMPS)
 def test_each_rule_that_cannot_run_says_what_would_make_it_run(tmp_path, name):
     make, settings, trainer, tier, words = DUMPS[name]

@@ -132,6 +132,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_training_is_read_in_any_shape(name, tmp_path):
     (tmp_path / name).write_text(SHAPES[name])

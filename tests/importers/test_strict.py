@@ -22,6 +22,7 @@ def read(path, tell=lambda sentence: None):
     return list(read_log(Source.of(str(path)), LogNotes(tell)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     ["1" * 100_000, "1/" * 50_000, " step 1: {" * 100_000, " step 1: {'a/b': 1" * 50_000 + "}", "step:1 - " * 100_000],

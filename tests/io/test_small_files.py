@@ -78,6 +78,7 @@ def test_a_file_that_is_too_large(tmp_path, name):
         assert f"larger than the {most} MiB that are read of such a file" in refusal(name, tmp_path / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text"), [(name, text) for name in READERS for text in DEEP[name[name.rindex(".") :]]]
 )

@@ -40,6 +40,7 @@ def test_a_clean_log_is_tested_and_silent(trainer):
     assert len(report.clean) + len(report.findings) >= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.code) for case in LOG_CASES])
 def test_a_severe_fault_in_a_log_is_found(case):
     assert case.report(case.strengths[-1], 10_000).findings

@@ -40,6 +40,7 @@ REDUCED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REDUCED)
 @given(sizes=SIZES, data=st.data())
 def test_a_step_gets_what_it_gets_alone(name, sizes, data):

@@ -279,6 +279,7 @@ def test_look_alikes_have_no_cause(name, binary):
     assert causes(report) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", OPTIONS)
 def test_runs_without_a_fault(trainer):
     for binary in (False, True):
