@@ -191,7 +191,7 @@ def test_a_log_alone_has_a_page(tmp_path):
         app(["report", str(SAMPLES / "run.metrics.parquet"), "-o", str(target), "--quiet"])
     assert not stop.value.code
     text = target.read_text(encoding="utf-8")
-    assert "logged metrics of 107 steps, no rollouts" in text
+    assert "logged metrics of 100 steps, no rollouts" in text
     assert 'href="#finding-RDG003"' in text
     dom = browse(target, tmp_path, "--dump-dom")
     for tag in ("article", "table", "details", "section"):
