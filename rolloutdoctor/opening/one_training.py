@@ -26,11 +26,13 @@ def are_of_one_training(folders: Sequence[Path]) -> bool:
         return False
     try:
         logs = [logs_of([str(folder)]) for folder in folders]
+        if not all(logs):
+            return False
         kinds = [{kind_of(Path(log.path)) for log in each} for each in logs]
         if len(set().union(*kinds)) < sum(map(len, kinds)):
             # Nothing writes the same twice: they are copies, or runs of one seed.
             return False
-        tables = [read_logs(each) if each else LoggedMetrics() for each in logs]
+        tables = [*map(read_logs, logs)]
         read_logs([log for each in logs for log in each])
     except RolloutDoctorError:
         return False

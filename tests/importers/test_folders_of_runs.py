@@ -10,6 +10,7 @@ import rolloutdoctor as rd
 from rolloutdoctor.commands.check.each import find_runs
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.one_training import are_of_one_training
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
@@ -171,3 +172,10 @@ def test_a_log_with_a_line_for_each_epoch_takes_no_steps_of_another(tmp_path, li
     found, told = opened(tmp_path)
     assert ("avg_reward" in found.metrics.names()) is is_read
     assert is_read is not any("lines are of the epochs of" in sentence for sentence in told)
+
+
+def test_folders_without_a_log_are_not_one_training(tmp_path):
+    for name in ("step_1", "step_2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rollouts.bin").write_bytes(b"cut")
+    assert not are_of_one_training([tmp_path / "step_1", tmp_path / "step_2"])

@@ -750,7 +750,7 @@ BOUNDARIES = [
         "RDT016",
         "errors_of_fall",
         1.5,
-        lambda x: {"reward": waves(turns(0.5, 0.5 - x * np.sqrt(2 / 19), at=20, steps=60), 1.0)},
+        lambda x: {"reward": waves(turns(5.0, 5.0 - x * np.sqrt(2 / 19), at=20, steps=60), 1.0)},
         ("info: the reward has not moved", "info: the reward did not rise"),
     ),
     # Of the first four values three are low: with noise of size s their median is s, and that of the last four 1.

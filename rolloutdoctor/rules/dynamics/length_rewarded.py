@@ -39,8 +39,8 @@ class LengthRewarded(NumbersRule):
     ## How it is measured
     `length_share` is the squared correlation of the changes, which a common trend cannot produce, and
     `length_share_low` its lower bound by three standard errors of Fisher's z; neighbouring changes share a value, so
-    three count for two. A change of more than 4.5 median changes counts as that many: a collapse takes both down in a
-    step or two. `reward_per_100_tokens` is the slope. If the truncated share is logged and changes, what it
+    three count for two. In both a change counts as 4.5 median ones at most: a collapse takes reward and length down in
+    a step or two. `reward_per_100_tokens` is the slope. If the truncated share is logged and changes, what it
     explains is taken out of both: a truncated response without an answer is no reward for length. It is a warning if
     the bound is above two thirds. Confirmed: the log shows what the mean reward follows, not why. In recorded rollouts
     `RDA019` measures it within groups.
@@ -85,8 +85,7 @@ class LengthRewarded(NumbersRule):
         pairs, share = [(rewards, lengths)], series(run, "truncated_share")
         if np.isfinite(share).all() and (cut := _changes(share)).any():
             pairs.append((_without(rewards, cut), _without(lengths, cut)))
-        found = [_correlation(*pair) for pair in pairs]
-        least = min(map(abs, found))
+        least = min(abs(_correlation(*map(_bounded, pair))) for pair in pairs)
         error = sqrt(_REPEATED / (len(rewards) - 3 * _REPEATED))
         low = tanh(atanh(min(least, 1 - 1e-12)) - self.errors * error)
         if low <= 0 or low**2 <= self.least:
@@ -110,14 +109,21 @@ class LengthRewarded(NumbersRule):
 
 
 def _changes(values: "Values") -> "Values":
-    """Return the changes from step to step less their mean, which is the trend, none of them far from the others."""
+    """Return the changes from step to step less their mean, which is the trend."""
     import numpy as np
 
     changes = np.diff(values)
-    changes = _rounded(changes - np.median(changes), values)
-    limit = _FAR * np.median(np.abs(changes))
-    changes = changes.clip(-limit, limit)
     return _rounded(changes - changes.mean(), values)
+
+
+def _bounded(changes: "Values") -> "Values":
+    """Return changes of which none is far from the others."""
+    import numpy as np
+
+    centred = _rounded(changes - np.median(changes), changes)
+    limit = _FAR * np.median(np.abs(centred))
+    bounded = centred.clip(-limit, limit)
+    return _rounded(bounded - bounded.mean(), bounded)
 
 
 def _without(values: "Values", others: "Values") -> "Values":
