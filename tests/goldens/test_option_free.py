@@ -25,7 +25,6 @@ def beyond(dump: Dump, folder) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trainer", DUMPED)
 def test_nothing_is_found_without_options(trainer, tmp_path):
     assert beyond(next(dumps_of(trainer)), tmp_path) == {}

@@ -30,7 +30,6 @@ def steps_of(drift: float, far: float = 0.0):
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drift", "far", "severity"),
     [

@@ -75,7 +75,6 @@ def test_what_there_is_not_is_not_on_the_page():
     assert "No row can be shown" in render(a_page())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -23,8 +23,7 @@ class ClipSaturation(NumbersRule):
     ## How it is measured
     `clip_fraction` is the mean over the logged steps. Its median over the last third decides: a warning above 0.4 in
     thirty steps or more, information above 0.25, a gate that users often set; in fewer steps than ten, information
-    above 0.4. Exposed: ratios of whole responses (GSPO)
-    are clipped far more often than those of tokens, by design.
+    above 0.4. Exposed: ratios of whole responses (GSPO) are clipped far more often than those of tokens, by design.
 
     ## What to do
     Lower the learning rate or the number of updates a batch; check that old log-probs are recomputed by the trainer, at

@@ -20,7 +20,6 @@ def found(steps, **options):
     return findings[0] if findings else None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("late", "side"), [(1, "late"), (-1, "early")])
 @pytest.mark.parametrize("options", [{}, {"noise": 0.05}, {"entropy": "high"}, {"turns": 2, "lengths": (40, 60)}])
 def test_log_probs_one_token_apart(late, side, options):
@@ -69,7 +68,6 @@ def by_padding(steps, side, share=1.0):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("side", "word"), [(1, "late"), (-1, "early")])
 @pytest.mark.parametrize("options", [{}, {"noise": 0.05}, {"turns": 2}])
 def test_log_probs_apart_by_the_padding(side, word, options):
@@ -181,7 +179,6 @@ def spread(scale):
     return np.std((scale * PATTERN)[:-1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("below", "above"),
     [

@@ -132,7 +132,6 @@ def test_rows_of_other_log_probs():
     assert values(finding)["rows_apart"] == pytest.approx(38, abs=12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "batches",
     [

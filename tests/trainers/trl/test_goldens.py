@@ -80,7 +80,6 @@ def truncation(config: str) -> str:
 ADVANTAGES = chosen("trl.advantages")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "function", "config", "variant"), ADVANTAGES)
 def test_advantages(case, function, config, variant):
     scale = config if config in ("batch", "none") else "group"
@@ -159,7 +158,6 @@ def loss_objective(case: str, config: str) -> Objective:
     return gold.objective("trl", **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "function", "config", "variant"), LOSSES)
 def test_loss(case, function, config, variant):
     objective = loss_objective(case, config)

@@ -56,7 +56,6 @@ NOT_RECOMPUTED = ("clip_ratio",)
 """0.16 counts as clipped what the clip leaves alone; `trainers trl` says so."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("entries", by_release())
 @pytest.mark.parametrize("precision", DTYPES)
 def test_release(entries, precision):
