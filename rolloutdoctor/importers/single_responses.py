@@ -5,8 +5,8 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, variance
 
-from rolloutdoctor.importers.logs.row_names import step_of
 from rolloutdoctor.importers.logs.row_shapes import without_excerpts
+from rolloutdoctor.importers.logs.rows import step_of
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.metric_names.table import metric_quantities
 

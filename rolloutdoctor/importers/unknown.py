@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.printed import pairs
-from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.rows import STEPS
 from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.text_lines import beginning

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Printed, is_log_line
-from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.rows import STEPS
 
 _STEPS = (*STEPS[:-1], "time/total_timesteps")
 

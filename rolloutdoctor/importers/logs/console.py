@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT
 from rolloutdoctor.importers.logs.forms import ANY_NAMES, Form, form_of
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TextIO
 
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.parts_of_steps import Row
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, is_log_row, is_of_update, step_of
-from rolloutdoctor.importers.logs.row_shapes import COUNTERS, plain
+from rolloutdoctor.importers.logs.row_shapes import plain
+from rolloutdoctor.importers.logs.rows import OF_ROLLOUTS, ROUNDS, RUNS, STEPS, is_log_row, is_of_update, step_of
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
-_COUNTERS = (*STEPS, *COUNTERS)
+_COUNTERS = (*STEPS, *ROUNDS)
 """Columns that number the rows, the best first, in lower case."""
 
 _DOWNLOADED = ["Wall time", "Step", "Value"]

@@ -17,7 +17,7 @@ from rolloutdoctor.importers.logs.printed import (
     texts_in,
     values_of,
 )
-from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEPS, counter_of
+from rolloutdoctor.importers.logs.rows import MOST_NAMES, OF_ROLLOUTS, STEPS, counter_of
 from rolloutdoctor.metric_names.table import metric_quantities
 
 _LINES = 1_000

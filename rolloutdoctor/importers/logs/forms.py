@@ -19,9 +19,8 @@ from rolloutdoctor.importers.logs.block_forms import (
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
 from rolloutdoctor.importers.logs.pair_lines import Pairs
 from rolloutdoctor.importers.logs.printed import Printed
-from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines
+from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines, Updates
 from rolloutdoctor.importers.logs.text_table import TextTable
-from rolloutdoctor.importers.logs.update_lines import Updates
 from rolloutdoctor.importers.logs.verl_line import VerlLine
 
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.kinds_of_rows import Rows
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.numbers import Entry
+from rolloutdoctor.importers.logs.rows import STEPS
 from rolloutdoctor.importers.logs.rows_of_document import rows_of
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry
-from rolloutdoctor.importers.logs.kinds_of_rows import NUMBERS, are_of_steps, is_history, kind_of_rows
+from rolloutdoctor.importers.logs.kinds_of_rows import NUMBERS, are_of_steps, is_history, kind_of_rows, steps_by_counter
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import is_number
+from rolloutdoctor.importers.logs.numbers import Entry, is_number
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
-from rolloutdoctor.importers.logs.row_counters import steps_by_counter
-from rolloutdoctor.importers.logs.row_names import LONG, STEPS, counter_of
 from rolloutdoctor.importers.logs.row_shapes import plain, without_excerpts
+from rolloutdoctor.importers.logs.rows import LONG, STEPS, counter_of
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.reading.text_lines import lines_of

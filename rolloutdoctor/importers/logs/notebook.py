@@ -6,11 +6,11 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.block_forms import WANDB_SUMMARY
 from rolloutdoctor.importers.logs.console import entries_of_text
 from rolloutdoctor.importers.logs.forms import ANY_NAMES, FORMS, Form
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS
 from rolloutdoctor.importers.logs.text_table import TextTable

@@ -1,9 +1,11 @@
 """Cells of a row of a log as numbers, or as what stands in their place."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.reading import cells
 
 
@@ -21,6 +23,34 @@ class NoNumber:
 
 
 Cell = float | NoNumber | None
+
+Entry = tuple[int, str, Mapping[str, Cell]]
+"""Step, split, and value by name."""
+
+
+_T = TypeVar("_T")
+
+
+def of_splits(
+    values: Mapping[str, _T], evaluations: str, otherwise: str = TRAIN
+) -> Iterator[tuple[str, dict[str, _T]]]:
+    """Yield values by split, without what their names say of it.
+
+    Args:
+        values: by name.
+        evaluations: how names of an evaluation begin, ``eval_`` or ``eval/``, beside which others have ``train/``;
+            empty: names say nothing.
+        otherwise: the split of all other names.
+
+    >>> dict(of_splits({"train/kl": 0.5, "eval/kl": 0.25}, "eval/")), dict(of_splits({"eval_kl": 0.5}, "eval_"))
+    ({'train': {'kl': 0.5}, 'eval': {'kl': 0.25}}, {'eval': {'kl': 0.5}})
+    """
+    splits: dict[str, dict[str, _T]] = {}
+    for name, value in values.items():
+        split = EVAL if evaluations and name.startswith(evaluations) else otherwise
+        own = name.removeprefix(evaluations).removeprefix("train/" if evaluations == "eval/" else "")
+        splits.setdefault(split, {})[own] = value
+    yield from splits.items()
 
 
 def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:

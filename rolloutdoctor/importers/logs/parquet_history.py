@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.schema import METADATA_KEY
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.row_names import OF_UPDATES, STEPS, is_of_update, of_rollouts
-from rolloutdoctor.importers.logs.rows import entries_of
+from rolloutdoctor.importers.logs.numbers import Entry
+from rolloutdoctor.importers.logs.rows import OF_UPDATES, STEPS, entries_of, is_of_update, of_rollouts
 from rolloutdoctor.importers.reading.parquet_files import batches, schema_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.parquet.files import open_parquet, reading

@@ -8,7 +8,7 @@ from itertools import groupby
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import as_float, is_number
-from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, is_long, step_of
+from rolloutdoctor.importers.logs.rows import RUNS, STEPS, is_long, step_of
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from rolloutdoctor.importers.logs.numbers import number, of_rewards
-from rolloutdoctor.importers.logs.printed import PAIR, Printed, name_of, pairs
-from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.printed import PAIR, Printed, is_update, name_of, pairs
+from rolloutdoctor.importers.logs.rows import STEPS
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -93,6 +93,21 @@ def _of_steps(names: Sequence[str], blocks: Sequence[tuple[dict[str, float | Non
         step = block.get(counter) or (at if is_counted else None)
         values = {name: block[name] for name in names if name != counter}
         yield Printed(values, None if step is None else int(step))
+
+
+class Updates:
+    """Lines with a loss and two more metrics: no response has them, so that each is of a step."""
+
+    title = "lines of names and numbers"
+    remarks = ()
+
+    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield a step for each line."""
+        for line in lines:
+            if "loss" in line.lower():
+                values: dict[str, float | None] = {name_of(label): number(text) for label, text in pairs(line)}
+                if is_update(values):
+                    yield Printed(values)
 
 
 BLOCKS = RepeatedBlocks()

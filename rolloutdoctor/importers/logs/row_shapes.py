@@ -1,12 +1,13 @@
 """Rows of logged numbers in the shapes that trackers and loops write, as one shape: a step, and numbers by name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.numbers import is_list, is_number, number
 from rolloutdoctor.importers.logs.printed import dict_in, name_of, values_of
-from rolloutdoctor.importers.logs.row_names import (
+from rolloutdoctor.importers.logs.rows import (
     MOST_NAMES,
+    ROUNDS,
     RUNS,
     STEPS,
     has_mean_reward,
@@ -25,9 +26,6 @@ _HOLDERS = frozenset(
     | {"extra", "results", "ppo", "grpo", "rloo", "rl", "training", "update"}
 )
 """Words in the name of an object that holds the metrics of its row, and says nothing of them: ``ppo_stats``."""
-
-COUNTERS = ("episode", "epoch", "round")
-"""Names of whole numbers that count the rows of a loop that counts no steps."""
 
 _OF_UPDATES = frozenset({"loss", "policy_loss", "critic_loss", "grad_norm", "learning_rate"})
 """Quantities that no rollout has."""
@@ -60,7 +58,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         step = name_of(named)
         row = {step if name == named else name: value for name, value in row.items()}
     if step is None:
-        counter = next((name for name in COUNTERS if type(row.get(name)) is int), None)
+        counter = next((name for name in ROUNDS if type(row.get(name)) is int), None)
         rest = {name: value for name, value in row.items() if name != counter}
         is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}) or is_episode(row))
         return {"step": row[counter], **rest} if is_log and counter is not None else row
@@ -125,19 +123,6 @@ def is_episode(row: Mapping[str, object]) -> bool:
 
 def _is_word(value: object) -> bool:
     return value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) <= _LONGEST_WORD)
-
-
-def counted(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Return rows without a step with their place as one, from 1; none where one may be of a rollout.
-
-    Numbers of an update, as a loss and a reward, are of a step: nothing else has both.
-    """
-    is_log = (
-        rows
-        and not any(name in rows[0] for name in STEPS)
-        and all(is_of_update(row) and len(row) > 1 and all(map(is_number, row.values())) for row in rows)
-    )
-    return [{"step": place, **row} for place, row in enumerate(rows, start=1)] if is_log else []
 
 
 def _leaves(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:

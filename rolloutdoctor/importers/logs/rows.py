@@ -1,16 +1,136 @@
-"""A row of names and numbers as entries of a log, each of a step and a split."""
+"""A row of names and numbers: its step, the names that tell it from a rollout, and its entries in a log."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, of_splits
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import numbers
-from rolloutdoctor.importers.logs.row_names import OF_TRAINER, STEPS, counter_of, is_long
+from rolloutdoctor.importers.logs.numbers import Entry, numbers, of_splits
 from rolloutdoctor.importers.reading import cells
+from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import names_with_a_split
 from rolloutdoctor.results.errors import DataError
+
+STEPS = (
+    "step",
+    "global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "training/global_step",
+    "training_step",
+    "train_step",
+    # ms-swift's, in logging.jsonl and on the console: "5/16"
+    "global_step/max_steps",
+    # LLaMA-Factory's, in trainer_log.jsonl
+    "current_steps",
+    # ROLL's
+    "system/step",
+    "system/global_step",
+    "steps",
+    "iteration",
+    "iter",
+    # RLlib's
+    "training_iteration",
+    "update",
+    # wandb's own counter, which grows with every call
+    "_step",
+)
+"""Names under which loggers have the step, the best first."""
+
+ROUNDS = ("episode", "epoch", "round")
+"""Names of whole numbers that count the rows of a loop that counts no steps."""
+
+
+def counter_of(row: Mapping[str, object], names: Sequence[str] = STEPS) -> tuple[str, int, int | None] | None:
+    """Return under which name a row has its step, the step, and of how many where it says so; None if it has none.
+
+    >>> counter_of({"step": "5/16"}), counter_of({"step": "final", "iter": 7.0}), counter_of({"step": 3.5})
+    (('step', 5, 16), ('iter', 7, None), None)
+    """
+    for name in names:
+        value = row.get(name)
+        done, slash, total = value.strip().partition("/") if isinstance(value, str) else (value, "", "")
+        step, of = _natural(done), _natural(total)
+        if step is not None and bool(slash) == (of is not None):
+            return name, step, of
+    return None
+
+
+def step_of(row: Mapping[str, object]) -> int | None:
+    """Return the step of a row; None if it has none."""
+    found = counter_of(row)
+    return None if found is None else found[1]
+
+
+def _natural(value: object) -> int | None:
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdecimal() and len(value) < 19 else None
+    try:
+        return cells.natural({"": value}, "", "")
+    except DataError:
+        return None
+
+
+MOST_NAMES = 10_000
+"""Names in a row of a log; the vocabulary of a tokenizer, which has all words, has more."""
+
+
+OF_ROLLOUTS = frozenset({"group_id", "prompt", "completion", "response", "sample_id", "uid"})
+"""Columns that no log has: with a row for each response, the last one of a step would stand for all."""
+
+OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "epoch"})
+"""Metrics that no rollout has."""
+
+
+def of_rollouts(names: Collection[str]) -> set[str]:
+    """Return the columns of a rollout that some names are, but for those that metrics share."""
+    known = {column for column in COLUMNS if any(name in names for name in (column.name, *column.aliases))}
+    return {column.name for column in known if column.kind is not Kind.FLOATS} - {"step", "split"}
+
+
+def is_log_row(names: Collection[str]) -> bool:
+    """Tell the names of a row of logged numbers from those of a rollout: some have a slash, or are of means."""
+    named = [name for name in names if name not in STEPS]
+    if any("/" in name for name in named) or is_of_update(names):
+        return True
+    return of_rollouts(names) <= {"reward"} and any(generic(name) and not of_rollouts([name]) for name in named)
+
+
+def is_of_update(names: Collection[str]) -> bool:
+    """Tell names of which one is a metric that no rollout has, and none is of a rollout but rewards."""
+    return of_rollouts(names) <= {"reward", "rewards"} and any(name in OF_UPDATES for name in names)
+
+
+OF_TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
+"""Names that the transformers Trainer and TRL log; a row of `log_history` has some of them beside its step."""
+
+
+RUNS = (
+    *("run", "run_id", "run_name", "_runid", "runid", "exp_name", "experiment_id"),
+    *("algo", "algorithm", "method", "variant", "arm", "condition"),
+)
+"""Names under which a row says which run it is of, the best first."""
+
+
+LONG = frozenset({"step", "name", "value"})
+"""Names of a row that holds one metric; without one of them it holds none."""
+
+
+def is_long(row: Mapping[str, object]) -> bool:
+    """Tell a row that holds one metric: its step, name and value."""
+    return LONG <= set(row) <= LONG | {"split", *RUNS}
+
+
+def has_mean_reward(row: Mapping[str, object]) -> bool:
+    """Tell a row with a mean of rewards, which no response has, and no response: lists beside it are of its step."""
+    means = [name for name, value in row.items() if isinstance(value, (int, float)) and _MEAN.search(name.lower())]
+    of_response = of_rollouts(row.keys()) & {"response", "response_ids", "response_mask"}
+    return not of_response and any((known := generic(name)) and known.quantity == "reward" for name in means)
+
+
+_MEAN = re.compile(r"mean|avg|average")
+
 
 _REPORTED = re.compile(
     r"(train|eval)/(epoch|learning_rate|reward|reward_std|frac_reward_zero_std|kl|(rewards|completions|clip_ratio)/.*)"

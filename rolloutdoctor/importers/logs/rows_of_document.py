@@ -4,12 +4,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from rolloutdoctor.importers.logs.kinds_of_rows import Rows, are_of_steps, kind_of_rows
+from rolloutdoctor.importers.logs.kinds_of_rows import (
+    Rows,
+    are_of_steps,
+    kind_of_rows,
+    steps_by_counter,
+    steps_by_place,
+)
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_counters import steps_by_counter
-from rolloutdoctor.importers.logs.row_names import OF_TRAINER, RUNS, STEPS, step_of
-from rolloutdoctor.importers.logs.row_shapes import VALUES, counted, is_episode, parsed, plain, without_excerpts
+from rolloutdoctor.importers.logs.row_shapes import VALUES, is_episode, parsed, plain, without_excerpts
+from rolloutdoctor.importers.logs.rows import OF_TRAINER, RUNS, STEPS, step_of
 from rolloutdoctor.metric_names.generic import generic, is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -60,7 +65,7 @@ def _tables(body: object, is_named: bool, depth: int = 0, label: str = "") -> It
         body, _ = steps_by_counter(body)
         samples = [*map(without_excerpts, body)]
         body = samples if are_of_steps(samples[:_LOOKED_AT], of_samples=True) else body
-        numbered = counted(body)
+        numbered = steps_by_place(body)
         found = [(numbered, True) if numbered else ([*map(plain, body)], False)]
     elif isinstance(body, dict):
         found = [*_columns(body), (_side_by_side(body), False), (_by_step(body), False), (_split(body), False)]

@@ -7,15 +7,14 @@ from dataclasses import replace
 from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.counters import through_epochs
+from rolloutdoctor.importers.logs.kinds_of_rows import steps_by_place
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
+from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, values_of_row, with_shares
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
-from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, counter_of, is_long, step_of
-from rolloutdoctor.importers.logs.row_shapes import counted
-from rolloutdoctor.importers.logs.rows import entries_of
+from rolloutdoctor.importers.logs.rows import RUNS, STEPS, counter_of, entries_of, is_long, step_of
 from rolloutdoctor.metric_names.generic import is_held_out
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -89,7 +88,7 @@ def _with_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
     """Return the rows that have a step; where none has, and they are of an update each, their places are the steps."""
     rows = _of_trainer(rows, name, notes)
     found = [row for row in rows if step_of(row[0]) is not None]
-    if not found and (numbered := counted([row for row, _ in rows])):
+    if not found and (numbered := steps_by_place([row for row, _ in rows])):
         notes.counted_steps = True
         notes.tell(f"{name}: the lines have no step: they are numbered from 1")
         return [(row, where) for row, (_, where) in zip(numbered, rows, strict=True)]

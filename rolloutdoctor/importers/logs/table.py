@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
-from rolloutdoctor.importers.logs.base import LogFormat
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
@@ -11,7 +11,7 @@ from rolloutdoctor.importers.logs.json_lines import JsonLines
 from rolloutdoctor.importers.logs.mlflow_run import MlflowRun
 from rolloutdoctor.importers.logs.notebook import NotebookOutputs
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import NoNumber
+from rolloutdoctor.importers.logs.numbers import Entry, NoNumber
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
 from rolloutdoctor.importers.logs.trackio_project import TrackioProject, trackio_runs
@@ -29,6 +29,23 @@ _OF_MODELS = frozenset(
     }
 )
 """Files that transformers saves beside a model: megabytes of words, which every format would look through."""
+
+
+class LogFormat(Protocol):
+    """One way in which programs write logged numbers. The docstring names the upstream function that writes them."""
+
+    def detect(self, path: Path) -> str | None:
+        """Say what `path`, a file or a folder, is; None if it is not of this format. Reads little, and not the name."""
+        ...
+
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
+        """Yield what was logged, in file order; `notes` takes what was assumed, and the length of the run.
+
+        Raises:
+            InputError: if it is not what it looks like.
+        """
+        ...
+
 
 FORMATS: tuple[LogFormat, ...] = (
     TensorboardEvents(),

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry, of_splits
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import Entry, of_splits
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.tensorboard_records import hparams, records, scalars, texts
 from rolloutdoctor.io.locations.paths import Source, reason

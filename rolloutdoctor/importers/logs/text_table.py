@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Iterator
 from html import unescape
 
-from rolloutdoctor.importers.logs.base import of_splits
-from rolloutdoctor.importers.logs.numbers import number
+from rolloutdoctor.importers.logs.numbers import number, of_splits
 from rolloutdoctor.importers.logs.printed import Printed, name_of, values_of
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS
+from rolloutdoctor.importers.logs.rows import OF_ROLLOUTS, STEPS
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import writers
 

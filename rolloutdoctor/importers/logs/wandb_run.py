@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from sys import intern
 
-from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.notes import LogNotes, Tell
+from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.wandb_records import MAGIC, fields, records
