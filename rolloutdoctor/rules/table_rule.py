@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables, steps_frame
 from rolloutdoctor.objective.parts import Part, has_part
 from rolloutdoctor.results.findings import Example, Excluded, Measure
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing
@@ -243,10 +243,12 @@ class Rule(ABC, Generic[M]):
         """Return the measures of some steps, each by itself."""
         expressions = self._expressions()
         nothing = _values(measured.table.clear().select(**expressions))
-        found = measured.table.group_by(STEP_KEY).agg(**expressions).to_dicts()
+        # Of a long run few steps are drawn.
+        lines = measured.table.join(steps_frame(steps), on=STEP_KEY, how="semi", maintain_order="left")
+        found = lines.group_by(STEP_KEY).agg(**expressions).to_dicts()
         known = {(line.pop("step"), line.pop("split")): _finite(line) for line in found}
-        lines = [(step, split, known.get((step, split), nothing)) for step, split in steps]
-        return [{"step": step, "split": split, **self._defined(line)} for step, split, line in lines]
+        values = [(step, split, known.get((step, split), nothing)) for step, split in steps]
+        return [{"step": step, "split": split, **self._defined(line)} for step, split, line in values]
 
     def measures(self, measured: M | None) -> Mapping[str, Measure]:
         """Return the numbers that users see; of nothing, their names and units."""
