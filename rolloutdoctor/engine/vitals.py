@@ -5,7 +5,7 @@ from math import inf
 
 import polars as pl
 
-from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.results.vitals import Trend, Vital
@@ -18,6 +18,7 @@ SHOWN = (
     "reward",
     "penalised_reward",
     "gold_reward",
+    "held_out_reward",
     "correctness",
     "accuracy",
     "zero_variance_share",
@@ -47,7 +48,8 @@ KEEP = 512
 
 
 _TOLD = frozenset(
-    {"reward", "penalised_reward", "gold_reward", "correctness", "accuracy", "response_length", "entropy", "grad_norm"}
+    {"reward", "penalised_reward", "gold_reward", "held_out_reward", "correctness", "accuracy", "response_length"}
+    | {"entropy", "grad_norm"}
 )
 """Quantities of which the first sentence says where they go."""
 
@@ -58,12 +60,12 @@ _FEWEST_OF_THIRDS = 6
 
 def metrics_read(rules: Sequence[AnyRule], context: Context) -> frozenset[str]:
     """Return the logged metrics that rules query, and those of these quantities."""
-    vital = frozenset(context.column_of(context.quantities[name][0]) for name in _shown(context))
+    vital = frozenset(context.column_of(context.quantities[of][0]) for _, of, _ in _shown(context))
     return vital.union(*(rule.metrics(context) for rule in rules))
 
 
 def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Finding]) -> tuple[Vital, ...]:
-    """Return what was logged of these quantities in training steps; none that was never computed.
+    """Return what was logged of these quantities; none that was never computed.
 
     Args:
         metrics: the table of metrics, sorted by step.
@@ -71,10 +73,10 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
         findings: of the run.
     """
     found = []
-    logged = metrics.filter(pl.col("split") == TRAIN, pl.col("logged").is_finite())
-    for name in _shown(context):
-        metric, meaning = context.quantities[name]
-        own = logged.filter(pl.col("metric") == context.column_of(metric))
+    logged = metrics.filter(pl.col("logged").is_finite())
+    for name, of, split in _shown(context):
+        metric, meaning = context.quantities[of]
+        own = logged.filter(pl.col("split") == split, pl.col("metric") == context.column_of(metric))
         if not len(own) or (meaning.zero_when_off and not (own["logged"] != 0).any()):
             continue
         # The last value is that of the run's end.
@@ -94,13 +96,15 @@ def _goes_another_way(penalised: Vital, reward: Vital) -> bool:
     return reward.trend.exceeds(sign) and penalised.trend.exceeds(-sign)
 
 
-def _shown(context: Context) -> list[str]:
-    """The quantities of the screen that the log has."""
+def _shown(context: Context) -> list[tuple[str, str, str]]:
+    """The quantities of the screen that the log has, each with that whose metric it is, and in which split."""
     names = SHOWN if "reward" in context.quantities else WITHOUT_REWARD
     known = context.quantities
     # A penalised reward may stand for the reward.
     same = known.get("penalised_reward") == known.get("reward")
-    return [name for name in names if name in known and not (same and name == "penalised_reward")]
+    of = {"held_out_reward": ("reward", EVAL)} if "reward" in known else {}
+    of |= {name: (name, TRAIN) for name in known}
+    return [(name, *of[name]) for name in names if name in of and not (same and name == "penalised_reward")]
 
 
 def _trend(series: Sequence[float]) -> Trend:

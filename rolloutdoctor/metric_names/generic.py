@@ -85,6 +85,9 @@ _BRACKETED = re.compile(r"([^()]{1,100}?)_?\(([^()]{1,100})\)?")
 _HELD_OUT = re.compile(r"^(?:eval|evaluation|val|valid|validation|test|held_?out|val-core/[^/]{1,100})[_/]")
 """How the name of a metric of evaluations begins; verl's has the data source."""
 
+_OF_EVALUATIONS = {"accuracy": "accuracy", "reward": "held_out_reward"}
+"""Quantity to what it is of an evaluation."""
+
 _OF_MANY = re.compile(r"/mean@[0-9]{1,4}$")
 
 _OF_ANY_LOG = frozenset(
@@ -154,8 +157,10 @@ def generic(name: str) -> MetricName | None:
     ('reward', 'reward', None)
     >>> generic("mean_return_(reward)").quantity, generic("reward_(train)").quantity
     ('reward', 'reward')
-    >>> generic("eval/accuracy").quantity, generic("val-core/gsm8k/acc/mean@1").quantity, generic("eval/reward")
+    >>> generic("eval/accuracy").quantity, generic("val-core/gsm8k/acc/mean@1").quantity, generic("eval/loss")
     ('accuracy', 'accuracy', None)
+    >>> generic("eval/mean_reward").quantity
+    'held_out_reward'
     """
     lower = snake(name).replace("-", "_")
     # Words in brackets say the name again, or add to it: ``Mean Return (Reward)``.
@@ -163,9 +168,9 @@ def generic(name: str) -> MetricName | None:
     parts = (lower, *(() if bracketed is None else bracketed.groups()))
     quantity = next((found for one in parts if (found := _spelled(one)) is not None), None)
     if quantity is None and is_held_out(name):
-        # Of an evaluation: its loss and its reward are not those of the training.
+        # Its loss is not that of the training.
         of = _AROUND.sub("", _OF_MANY.sub("", _HELD_OUT.sub("", name.lower())).replace("-", "_"))
-        quantity = "accuracy" if _by_spelling().get(_words(of)) == "accuracy" else None
+        quantity = _OF_EVALUATIONS.get(_by_spelling().get(_words(of), ""))
     return None if quantity is None else MetricName(name, quantity, BY_NAME[quantity].definition, "")
 
 

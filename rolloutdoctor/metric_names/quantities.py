@@ -44,6 +44,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         "the largest reward less KL penalty of a training response",
     ),
     Quantity("gold_reward", "gold reward", "reward", "mean of what the reward stands for, which is not optimised"),
+    Quantity("held_out_reward", "held-out reward", "reward", "mean of the total reward of an evaluation"),
     Quantity(
         "correctness", "correctness", "reward", "mean of what right answers get, a part of the reward or beside it"
     ),

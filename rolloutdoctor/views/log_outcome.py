@@ -41,7 +41,7 @@ _FAR = {"kl": (0.1, "a token"), "response_kl": (10.0, "a response")}
 _LEARNED = frozenset({"reward", "accuracy"})
 """Quantities that say whether a policy improves."""
 
-_WORTH = frozenset({"penalised_reward", "gold_reward", "correctness"})
+_WORTH = frozenset({"penalised_reward", "gold_reward", "held_out_reward", "correctness"})
 """Quantities that say what a gain is worth."""
 
 _DOUBLED = 2.0
@@ -171,7 +171,7 @@ def _apart(report: Report, gains: list[str], falls: list[str]) -> tuple[list[str
         if vital.trend is None or vital.name not in _WORTH:
             continue
         sign, words = _went(vital.trend)
-        if gains:
+        if gains and (words or vital.trend.lines >= FEWEST):
             joint, words = ("and", words) if sign > 0 else ("while", words or _still(vital.trend))
             gains = [f"{gains[0].removesuffix('.')}, {joint} the {vital.title} {words}.", *gains[1:]]
         elif sign < 0:

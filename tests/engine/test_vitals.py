@@ -220,6 +220,20 @@ def test_what_the_reward_stands_for_is_told_with_a_gain(tmp_path, rewards, gold,
     assert said in verdict(report)
 
 
+@pytest.mark.parametrize("name", ["val_reward", "eval/mean_reward"])
+@pytest.mark.parametrize(("evaluations", "is_told"), [(7, True), (2, False)])
+def test_a_gain_says_what_became_of_a_held_out_reward(tmp_path, name, evaluations, is_told):
+    """Two evaluations say nothing of it."""
+    rows = [{"step": n, "reward": x, "kl": 0.001 * n} for n, x in enumerate(RISES)]
+    for row in rows[:: len(rows) // evaluations][:evaluations]:
+        row[name] = 1.0 - 0.01 * row["step"]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = verdict(rd.check(log))
+    assert said.startswith("The reward rose: 3.6 in the first third, 19.6 in the last")
+    assert ("in the last, while the held-out reward fell: " in said) == is_told
+
+
 def test_a_gain_without_right_answers_says_so(tmp_path):
     report = rd.check(of_two(tmp_path / "log.jsonl", RISES, "reward/correctness_fn", FLAT))
     assert "in the last, while the correctness did not: 0.1 in the first third, 0.1 in the last." in verdict(report)

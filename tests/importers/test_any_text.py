@@ -293,6 +293,28 @@ def test_lists_of_numbers_by_name(tmp_path):
     assert sorted(read(tmp_path / "history.json", json.dumps(columns))[0]) == [10, 20]
 
 
+def test_a_list_alone_is_of_what_the_file_is_called_after(tmp_path):
+    path = tmp_path / "mean_rewards.json"
+    path.write_text(json.dumps([0.5 + 0.01 * n for n in range(30)]))
+    values, _, _ = read(path)
+    assert values[30] == {"mean_rewards": pytest.approx(0.79)}
+    assert kind_of(path.rename(tmp_path / "points.json")) is None
+
+
+RANGES = [
+    "| Steps | Mean reward | KL |\n|---|---|---|\n"
+    + "".join(f"| {n}-{n + 9} | 0.5 | 0.01 |\n" for n in range(1, 40, 10)),
+    "".join(f"Steps {n}-{n + 9} | reward: 0.5 | kl: 0.01\n" for n in range(1, 40, 10)),
+]
+
+
+@pytest.mark.parametrize("text", RANGES)
+def test_means_of_a_range_are_of_its_last_step(tmp_path, text):
+    path = tmp_path / "log.txt"
+    path.write_text(text)
+    assert next(vital for vital in rolloutdoctor.check(path).vitals if vital.name == "reward").steps == (10, 20, 30, 40)
+
+
 def test_a_list_under_one_name(tmp_path):
     rows = [{"iteration": n, "mean_reward": n / 2, "kl_div": 0.1} for n in (1, 2)]
     assert read(tmp_path / "history.json", json.dumps({"history": rows, "seed": 1}, indent=1))[0][2]["mean_reward"] == 1

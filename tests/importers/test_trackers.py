@@ -366,9 +366,11 @@ def test_a_copied_project_with_a_log_leaves_its_folder_as_it_was(tmp_path, mode)
         copy.chmod(0o755)
 
 
-def test_a_scalar_that_the_page_of_tensorboard_gave_is_named_by_its_file(tmp_path):
-    rows = "".join(f"{1.5e9 + step},{step},{0.5 + step / 100}\n" for step in range(1, 31))
-    path = tmp_path / "run-train-tag-train_reward.csv"
-    path.write_text("Wall time,Step,Value\n" + rows)
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_a_scalar_that_the_page_of_tensorboard_gave_is_named_by_its_file(tmp_path, suffix):
+    points = [[1.5e9 + step, step, 0.5 + step / 100] for step in range(1, 31)]
+    path = tmp_path / f"run-train-tag-train_reward.{suffix}"
+    lines = ["Wall time,Step,Value", *(",".join(map(str, point)) for point in points), ""]
+    path.write_text("\n".join(lines) if suffix == "csv" else json.dumps(points))
     report = rolloutdoctor.check(path)
     assert [vital.name for vital in report.vitals] == ["reward"]

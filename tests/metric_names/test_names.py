@@ -162,6 +162,7 @@ def recorded():
 EXPECTED = {
     "trl": {
         "reward": "reward",
+        "held_out_reward": "eval_reward",
         "reward_std": "reward_std",
         "zero_variance_share": "frac_reward_zero_std",
         "entropy": "entropy",

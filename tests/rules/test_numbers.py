@@ -44,6 +44,16 @@ CASES = {
     "entropy falls as in healthy runs": ("RDT003", {"entropy": np.linspace(0.6, 0.2, STEPS)}, "clean"),
     "the KL blows up": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": FLAT}, "warning"),
     "the KL buys a reward": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES}, "info"),
+    "the KL buys a proxy": (
+        "RDT004",
+        {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES, "gold_reward": FLAT},
+        "warning",
+    ),
+    "the KL buys a gold reward": (
+        "RDT004",
+        {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES, "gold_reward": RISES},
+        "info",
+    ),
     "a KL that always was high": ("RDT004", {"kl": [2.0] * STEPS, "reward": FLAT}, "clean"),
     "the reward collapses": ("RDT005", {"reward": FALLS}, "error"),
     "the reward dips": ("RDT005", {"reward": noisy([0.7] * 30 + [0.6] * 3 + [0.7] * 27, 0.05)}, "clean"),

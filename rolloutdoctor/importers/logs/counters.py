@@ -8,7 +8,7 @@ from rolloutdoctor.importers.logs.printed import Printed
 
 _COUNTER = re.compile(
     r"(?i)(?<![\w/.])((?:global|training|train)[_ ]step|steps?|iteration|iter|it|update|batch|episode|ep|epoch)\b"
-    r" ?[:=#]?[ \t]{0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
+    r" ?[:=#]?[ \t]{0,12}\[? ?(?:[0-9]{1,15}[-–])?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
     r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
 )
 _BRACKETED = re.compile(r"\s{0,8}\[ ?([0-9]{1,15}) ?/ ?([0-9]{1,15}) ?\]")
@@ -27,6 +27,8 @@ def counted(line: str) -> tuple[int, int | None, str] | None:
 
     >>> counted("Step 3/30 | loss=0.5"), counted("Epoch:[2/3](5/100), Reward: 1.0"), counted("a step 3.5")
     ((3, 30, 'step'), (105, 300, 'epoch'), None)
+    >>> counted("Steps 1-50 | loss=0.5"), counted("Steps 1-50%")
+    ((50, None, 'steps'), None)
     >>> counted("[run-a]  3/100 | loss=0.5"), counted("[run-a] 3/100 correct")
     ((3, 100, ''), None)
     """

@@ -56,10 +56,10 @@ class CsvTable:
             raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
 
 
-def _tag(source: str) -> str:
+def tag_of(source: str) -> str:
     """Return the metric that a file is called after which TensorBoard's page gave.
 
-    >>> _tag("logs/run-train-tag-train_reward.csv"), _tag("reward.csv")
+    >>> tag_of("logs/run-train-tag-train_reward.csv"), tag_of("reward.csv")
     ('train_reward', 'reward')
     """
     return PurePath(source).stem.rpartition("-tag-")[2]
@@ -77,7 +77,7 @@ def _columns(names: Sequence[str], counter: str, source: str) -> dict[str, tuple
     if chart := _chart(names):
         return chart if len({run for run, _ in chart.values()}) > 1 else {name: ("", chart[name][1]) for name in chart}
     if names == _DOWNLOADED:
-        return {"Value": ("", _tag(source))}
+        return {"Value": ("", tag_of(source))}
     return {name: ("", name) for name in names if name != counter}
 
 

@@ -20,7 +20,8 @@ _CELL = re.compile(r"<t([hd])\b[^>]{0,200}>([^<]{0,300})</t\1>|</tr>")
 _BAR = re.compile(r"\[ {0,18}[0-9]{1,18}/([0-9]{1,18}) [^\]]{1,60}, Epoch [0-9.]{1,9}/[0-9]{1,9}\]")
 _GAP = re.compile(r"\s{2,}")
 _COMMA = re.compile(r"\s*,\s*")
-_STEP = re.compile(r"[0-9]{1,18}")
+_STEP = re.compile(r"(?:[Ss]teps? )?(?:[0-9]{1,18}[-–])?([0-9]{1,18})")
+"""A step, or a range of which a row has the means: it is of the last one."""
 _STEPS = (*(name for name in STEPS if name.isidentifier()), "episode")
 """Heads of the column that numbers the rows, the best first, in lower case."""
 
@@ -57,13 +58,13 @@ class TextTable:
                 cells = each[first : first + len(names)]
             if names and len(names) <= len(cells) <= len(names) + 1:
                 row = dict(zip(names, cells[-len(names) :], strict=True))
-                step = row.pop("step")
-                for split, own in of_splits(row, "eval_") if _STEP.fullmatch(step) else ():
+                step = _STEP.fullmatch(row.pop("step"))
+                for split, own in of_splits(row, "eval_") if step is not None else ():
                     values = values_of(own)
                     odd = {name: cell for name, cell in own.items() if name not in values}
                     if values:
                         texts = {name: cell for name, cell in odd.items() if cell.lower() not in _EMPTY}
-                        yield Printed(values, int(step), split, texts=texts, total_steps=ends[-1] if ends else None)
+                        yield Printed(values, int(step[1]), split, texts=texts, total_steps=ends[-1] if ends else None)
 
 
 def _with_ends(lines: Iterable[str], ends: list[int]) -> Iterator[str]:

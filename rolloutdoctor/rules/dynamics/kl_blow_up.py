@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, kl_coefficient, number, own_name
 from rolloutdoctor.rules.measures.kl_passed import fell_back
@@ -20,7 +21,7 @@ class KlBlowUp(NumbersRule):
     """The KL from the reference rose above a nat per token, and the reward did not rise with it.
 
     ## What it does
-    Compares the logged KL at the end with that at the start, and the reward beside it.
+    Compares the logged KL at the end with that at the start, and the reward beside it: the gold one where it is logged.
 
     ## Why it matters
     A policy with a KL of a nat per token is a different model, and what the reference could do is lost. Where the
@@ -55,7 +56,7 @@ class KlBlowUp(NumbersRule):
     name = "kl-blow-up"
     references = ("https://github.com/volcengine/verl/issues/6280",)
     about = ("kl",)
-    beside = ("reward", "reward_std", "learning_rate")
+    beside = ("reward", "gold_reward", "reward_std", "learning_rate")
 
     high: float = 1.0
     times: float = 10.0
@@ -113,23 +114,29 @@ class KlBlowUp(NumbersRule):
             return None
         rise = shift(values, start, level.last, (max(start, 1e-3) * level.last) ** 0.5)
         onset = step_at(run, rise.at)
-        rewards, reward = logged(run, "reward"), levels(run, "reward")
+        # A reward that is no more than a proxy is cheaply bought.
+        bought_of = "reward" if logged(run, "gold_reward") is None else "gold_reward"
+        rewards, reward = logged(run, bought_of), levels(run, bought_of)
         # Trainers log the rewards of one of several updates on a batch.
-        since = int(np.isfinite(series(run, "reward")[: rise.at]).sum())
+        since = int(np.isfinite(series(run, bought_of)[: rise.at]).sum())
         is_risen = rewards is not None and (rose_since(rewards, since) or self._rises_on(rewards, since))
-        if may_have_risen(series(run, "reward")):
+        if may_have_risen(series(run, bought_of)):
             return None
         spread = levels(run, "reward_std")
         if rewards is not None and spread is not None:
             is_risen = is_risen and rose_by(rewards) >= self.worth * spread.first
         fell = reward is not None and reward.errors > 4 and reward.change < 0
-        bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
+        bought = (
+            ""
+            if reward is None
+            else f", while the {BY_NAME[bought_of].title} went {from_to(reward.first, reward.last)}"
+        )
         how = rise.words("rose" if is_risen else "blew up", "rose", onset)
         headline = f"KL {how}: {from_to(start, level.last)} nats"
         return Judgement(
             severity=Severity.INFO if is_risen else Severity.ERROR if fell else Severity.WARNING,
             confirmed=True,
-            headline=headline,
+            headline=headline if is_risen or bought_of == "reward" else f"{headline}{bought}",
             remark=f"{headline}{bought}" if is_risen else "",
             message=(
                 f"The KL to the reference {how}, {from_to(start, level.last)} nats{bought}. "
