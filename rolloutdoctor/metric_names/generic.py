@@ -14,6 +14,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward": (
         *("reward", "rewards", "reward_score", "rew", "ep_rew", "ep_reward", "episode_reward", "score", "scores"),
         *("total_reward", "total_rewards", "reward_total", "r_total", "batch_reward", "episode_return", "ep_return"),
+        *("episode_score", "ep_score"),
         *("rollout_reward", "rollout_rewards", "r"),
     ),
     "accuracy": ("accuracy", "accuracies", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
@@ -42,7 +43,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl", "kls", "kl_penalty"),
     "ppo_kl": ("approx_kl", "approxkl"),
-    "entropy": ("entropy", "policy_entropy", "token_entropy", "ent"),
+    "entropy": ("entropy", "policy_entropy", "token_entropy", "dist_entropy", "ent"),
     "loss": ("loss", "losses", "total_loss", "loss_total", "loss/total", "grpo_loss", "ppo_loss", "rl_loss"),
     "policy_loss": (
         "policy_loss",
@@ -51,6 +52,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "actor_loss",
         "loss_actor",
         "act_loss",
+        "action_loss",
         "policy_gradient_loss",
     ),
     "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss"),
@@ -76,7 +78,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout|ppo|grpo|env|losses|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats)(?![a-z])|/(mean|avg|average)$"
+    r"^(train|rollout|ppo|grpo|env|losses|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats|per_(?:episode|step|iteration|epoch|update))(?![a-z])|/(mean|avg|average)$"
 )
 """What says that a number is a mean, of the training, or whose: ``skyrl.ai/grad_norm``."""
 

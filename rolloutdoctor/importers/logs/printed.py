@@ -103,8 +103,10 @@ def pairs(line: str) -> tuple[tuple[str, str], ...]:
 
 
 def _pairs(line: str) -> Iterator[tuple[str, str]]:
-    for label, value, _ in PAIR.findall(line):
-        yield label.strip(), value
+    for match in PAIR.finditer(line):
+        # ``rewards=4.27s`` is the time that they took.
+        if not (line.startswith(("s", "ms"), match.end()) and is_metric(name_of(match[1]))):
+            yield match[1].strip(), match[2]
     for behind in _DICT_BEHIND.finditer(line) if "{" in line else ():
         yield from (dict_in(line[behind.end() - 1 :]) or {}).items()
     for label, inner in _REWARDS.findall(line) if "[" in line else ():

@@ -59,7 +59,9 @@ class TextTable:
             if names and len(names) <= len(cells) <= len(names) + 1:
                 row = dict(zip(names, cells[-len(names) :], strict=True))
                 step = _STEP.fullmatch(row.pop("step"))
-                for split, own in of_splits(row, "eval_") if step is not None else ():
+                if step is None:
+                    continue
+                for split, own in of_splits(row, "eval_"):
                     values = values_of(own)
                     odd = {name: cell for name, cell in own.items() if name not in values}
                     if values:
