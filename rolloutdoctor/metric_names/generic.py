@@ -17,7 +17,14 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         *("episode_score", "ep_score"),
         *("rollout_reward", "rollout_rewards", "r"),
     ),
-    "accuracy": ("accuracy", "accuracies", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
+    "accuracy": (
+        *("accuracy", "accuracies", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
+        *(
+            f"{share}_of_correct_{of}"
+            for share in ("percentage", "fraction")
+            for of in ("example", "answer", "response")
+        ),
+    ),
     "gold_reward": (
         *("gold", "gold_reward", "gold_score", "gold_rm", "gold_rm_score", "gold_reward_score"),
         *("true_reward", "true_score", "ground_truth_reward"),
@@ -27,7 +34,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         for name in ("correctness", "correctness_reward", "reward_correctness", "correctness_score")
         for made in ("", "_f", "_fn", "_func")
     ),
-    "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std"),
+    "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std", "total_rewards_std"),
     "zero_variance_share": (
         *("frac_zero_variance", "frac_zero_std", "zvf"),
         # What says no share may be a count: ``dead_groups``.
@@ -184,10 +191,11 @@ def taken_for(names: Collection[str]) -> dict[str, str]:
 
 @lru_cache(2**14)
 def is_metric(name: str) -> bool:
-    """Tell the name of a metric by a word in it.
+    """Tell the name of a metric by a word in it, or that of an accuracy.
 
-    >>> is_metric("train/policy_gradient_loss"), is_metric("kl_coef"), is_metric("batch_size")
-    (True, False, False)
+    >>> is_metric("train/policy_gradient_loss"), is_metric("kl_coef"), is_metric("batch_size"), is_metric("solve_rate")
+    (True, False, False, True)
     """
     words = [*snake(name).replace("/", "_").replace("@", "_").replace(" ", "_").replace(".", "_").split("_")]
-    return not _OF_ANY_LOG.isdisjoint(words) and not _OF_OPTIONS & {*words}
+    is_told = not _OF_ANY_LOG.isdisjoint(words) or _spelled(snake(name)) == "accuracy"
+    return is_told and not _OF_OPTIONS & {*words}

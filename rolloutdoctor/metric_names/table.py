@@ -144,8 +144,9 @@ def understood(
 _TOTALS = (
     *("rewards/reward/mean", "rewards/reward", "rewards/total/mean", "rewards/total", "rewards/total_reward/mean"),
     *("proxy_reward", "proxy_score", "reward_proxy", "reward/proxy"),
+    *("mean_ret", "avg_ret", "mean_return", "avg_return", "average_return"),
 )
-"""Names of what a function gave that is called the reward, or a proxy: the reward, where the log has no other."""
+"""Names of what a function gave that is called the reward, a proxy, or an episode's return: where no other is."""
 _PROXY = "proxy"
 """The same beside what it stands for, the gold reward."""
 

@@ -100,7 +100,10 @@ def _is_short(trend: Trend) -> bool:
 
 def _ends(vital: Vital) -> str:
     """Say the first and the last value, or the only one, and the extremes where they lie further apart."""
-    first, last, least, most = (f"{each:.3g}" for each in (vital.first, vital.last, vital.least, vital.largest))
+    ends = vital.least, vital.largest
+    # What differs is not printed as one number.
+    digits = next(count for count in range(3, 18) if len({*ends}) == len({f"{end:.{count}g}" for end in ends}))
+    first, last, least, most = (f"{each:.{digits}g}" for each in (vital.first, vital.last, *ends))
     if least == most:
         return f"it is {first}{' in all of them' if len(vital.series) > 1 else ''}"
     span = "" if {first, last} == {least, most} else f" ({least} to {most} in all)"

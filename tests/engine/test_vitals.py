@@ -58,6 +58,10 @@ def thirds(errors: float, size: int) -> list[float]:
         (range(6), "The reward probably rose: 0.5 in the first third, 4.5 in the last of 6 lines. "),
         (range(6, 0, -1), "6 lines are too few to tell whether the reward rises: 6 in the first, 1 in the last. "),
         (range(5), "The reward probably rose: 0 in the first third, 4 in the last of 5 lines. "),
+        (
+            [0.2056, 0.2058, 0.2064],
+            "3 lines are too few to tell whether the reward rises: 0.2056 in the first, 0.2064 ",
+        ),
         (range(4), "4 lines are too few to tell whether the reward rises: 0 in the first, 3 in the last. "),
         ([0.5], "1 line is too few to tell whether the reward rises: it is 0.5. "),
         ([0.5] * 3, "3 lines are too few to tell whether the reward rises: it is 0.5 in all of them. "),

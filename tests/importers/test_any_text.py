@@ -301,6 +301,29 @@ def test_a_list_alone_is_of_what_the_file_is_called_after(tmp_path):
     assert kind_of(path.rename(tmp_path / "points.json")) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "logged"),
+    [
+        ("Step {} | reward: 0.5 | clip_frac: 12.5%", {"reward": 0.5, "clip_frac": 0.125}),
+        ("Iter {}: loss 0.1, reward 0.5, (rewards=4.27s, step_time=30ms)", {"loss": 0.1, "reward": 0.5}),
+        ("Step {} | mean_return=0.5 | std=1.8 | loss=0.1", {"mean_return": 0.5, "std": 1.8, "loss": 0.1}),
+    ],
+)
+def test_units_behind_numbers(tmp_path, line, logged):
+    """A percentage is a share, and seconds are no reward."""
+    values, _, _ = read(tmp_path / "log.txt", "".join(f"{line.format(n)}\n" for n in range(1, 5)))
+    assert [{name: row[name] for name in logged} for row in values.values()] == [logged] * 4
+    assert "rewards" not in values[1]
+
+
+def test_lists_by_what_the_environment_counts(tmp_path):
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps({"timesteps": [80, 160, 240], "mean_reward": [0.1, 0.2, 0.3], "kl": [0.0, 0.1, 0.2]}))
+    values, told, _ = read(path)
+    assert [*values] == [80, 160, 240]
+    assert not told
+
+
 RANGES = [
     "| Steps | Mean reward | KL |\n|---|---|---|\n"
     + "".join(f"| {n}-{n + 9} | 0.5 | 0.01 |\n" for n in range(1, 40, 10)),

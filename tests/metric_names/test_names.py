@@ -415,6 +415,26 @@ def test_the_ppo_trainers_of_trl():
     )
 
 
+def test_a_mean_return_is_the_reward_where_no_other_is():
+    assert quantities(["mean_ret", "loss", "kl"])["reward"] == "mean_ret"
+    assert quantities(["mean_return", "reward", "kl"])["reward"] == "reward"
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity"),
+    [
+        ("episode_scores", "reward"),
+        ("rewards_per_episode", "reward"),
+        ("percentage of correct examples", "accuracy"),
+        ("dist_entropy", "entropy"),
+        ("val_reward", "held_out_reward"),
+        ("eval/reward_mean", "held_out_reward"),
+    ],
+)
+def test_more_names_of_loops(name, quantity):
+    assert generic(name.replace(" ", "_")).quantity == quantity
+
+
 @pytest.mark.parametrize("name", ["gold", "gold_reward", "train/gold_score", "true_reward", "mean_gold_reward"])
 def test_names_of_what_a_reward_stands_for(name):
     assert generic(name).quantity == "gold_reward"

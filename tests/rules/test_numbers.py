@@ -312,6 +312,17 @@ def test_sparse_rewards_that_are_drawn_alike_do_not_collapse(seed):
     assert diagnose_log("RDT005", reward=list(map(float, drawn)), reward_min=[0.0] * 40) == "RDT005 clean"
 
 
+def test_a_kl_that_fell_back_is_told_by_its_own_lines(tmp_path):
+    """A line below the limit between two above it: the medians of three say where, and not how high."""
+    kls = [0.05] * 7 + [4.4, 0.5, 1.2, 0.2, 1.1] + [0.05] * 8
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": n, "kl": kl, "reward": 0.5}) + "\n" for n, kl in enumerate(kls)))
+    found = next(one for one in rd.check(path).findings if one.code == "RDT004")
+    assert found.headline == (
+        "the KL was above 1 nat in 3 lines of 20, between steps 7 and 11, 4.4 at most, and fell back to 0.05"
+    )
+
+
 @pytest.mark.parametrize("code", ["RDT001", "RDT002", "RDT003", "RDT004", "RDT005", "RDT006", "RDT007", "RDT009"])
 def test_a_few_steps_say_nothing(code):
     from rolloutdoctor.rules.table import find

@@ -27,8 +27,8 @@ def counted(line: str) -> tuple[int, int | None, str] | None:
 
     >>> counted("Step 3/30 | loss=0.5"), counted("Epoch:[2/3](5/100), Reward: 1.0"), counted("a step 3.5")
     ((3, 30, 'step'), (105, 300, 'epoch'), None)
-    >>> counted("Steps 1-50 | loss=0.5"), counted("Steps 1-50%")
-    ((50, None, 'steps'), None)
+    >>> counted("Steps 1-50 | loss=0.5")
+    (50, None, 'steps')
     >>> counted("[run-a]  3/100 | loss=0.5"), counted("[run-a] 3/100 correct")
     ((3, 100, ''), None)
     """

@@ -98,6 +98,8 @@ def pairs(line: str) -> tuple[tuple[str, str], ...]:
 
     >>> pairs("loss: 0.5, norm: 1.5, rewards: {'total': 3, 'format': 2}")
     (('loss', '0.5'), ('norm', '1.5'), ('total', '3'), ('format', '2'))
+    >>> pairs("clipped: 12.5%, rewards=4.27s")
+    (('clipped', '12.5%'),)
     """
     return tuple(_pairs(line)) if len(line) <= LONGEST_LINE else ()
 
@@ -106,7 +108,7 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
     for match in PAIR.finditer(line):
         # ``rewards=4.27s`` is the time that they took.
         if not (line.startswith(("s", "ms"), match.end()) and is_metric(name_of(match[1]))):
-            yield match[1].strip(), match[2]
+            yield match[1].strip(), f"{match[2]}%" if match[0].endswith("%") else match[2]
     for behind in _DICT_BEHIND.finditer(line) if "{" in line else ():
         yield from (dict_in(line[behind.end() - 1 :]) or {}).items()
     for label, inner in _REWARDS.findall(line) if "[" in line else ():

@@ -33,6 +33,7 @@ STEPS = (
     # RLlib's
     "training_iteration",
     "update",
+    "timesteps",
     # wandb's own counter, which grows with every call
     "_step",
 )

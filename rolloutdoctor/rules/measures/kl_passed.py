@@ -19,10 +19,14 @@ def fell_back(run: Measured, values: "Values", limit: float, long: float, contex
     above = smoothed(values, _width(values)) > limit
     if above.mean() < long or above[-1]:
         return None
-    first, last = (step_at(run, int(place)) for place in np.flatnonzero(above)[[0, -1]])
-    most, end = float(values[above].max()), float(np.median(values[-_width(values) :]))
+    # A line between two others may be below the limit, and its median is not.
+    begun, ended = np.flatnonzero(above)[[0, -1]]
+    beside = max(begun - _width(values) // 2, 0)
+    places = beside + np.flatnonzero(values[beside : ended + _width(values) // 2 + 1] > limit)
+    first, last = (step_at(run, int(place)) for place in places[[0, -1]])
+    most, end = float(values[places].max()), float(np.median(values[-_width(values) :]))
     words = (
-        f"the KL was above {limit:g} nat in {counted(int(above.sum()), 'line')} of {len(values):,}, between steps "
+        f"the KL was above {limit:g} nat in {counted(len(places), 'line')} of {len(values):,}, between steps "
         f"{first} and {last}, {number(most)} at most, and fell back to {number(end)}"
     )
     return Judgement(
