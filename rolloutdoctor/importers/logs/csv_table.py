@@ -21,7 +21,7 @@ from rolloutdoctor.results.errors import InputError
 _COUNTERS = (*STEPS, *ROUNDS)
 """Columns that number the rows, the best first, in lower case."""
 
-_DOWNLOADED = ["Wall time", "Step", "Value"]
+DOWNLOADED = ["Wall time", "Step", "Value"]
 """Columns of a scalar that TensorBoard's page downloads; its tag is in the name of the file, without slashes."""
 
 _EXTREMES = ("__MIN", "__MAX")
@@ -76,7 +76,7 @@ def _columns(names: Sequence[str], counter: str, source: str) -> dict[str, tuple
         raise InputError(f"{source}: two columns are called {twice}; keep one of them")
     if chart := _chart(names):
         return chart if len({run for run, _ in chart.values()}) > 1 else {name: ("", chart[name][1]) for name in chart}
-    if names == _DOWNLOADED:
+    if names == DOWNLOADED:
         return {"Value": ("", tag_of(source))}
     return {name: ("", name) for name in names if name != counter}
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.csv_table import tag_of
+from rolloutdoctor.importers.logs.csv_table import DOWNLOADED, tag_of
 from rolloutdoctor.importers.logs.kinds_of_rows import Rows
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import Entry, is_list
@@ -21,16 +21,11 @@ _HISTORY = "log_history"
 _FLAT = re.compile(rb"\{[^{}]{1,100000}\}")
 """An object that holds no other, as the rows of a document that was cut."""
 
-_POINT = 3
-"""Numbers of a point that TensorBoard's page downloads: its wall time, step and value."""
-
 _BEGINS = re.compile(rb"\s*[\[{]\s*[{\"]")
 
 
 class JsonDocument:
-    """An object with `log_history`, a list of objects with a step, or lists of numbers by name: a column each.
-
-    A list of numbers or of points alone is of the metric that the file is called after.
+    """An object with `log_history`, a list of objects with a step, or lists of numbers: a column each, by name.
 
     ``TrainerState.save_to_json`` (transformers/trainer_callback.py) writes the first as trainer_state.json.
     """
@@ -101,10 +96,8 @@ def _document(source: Source, notes: LogNotes) -> dict[str, object] | Sequence[o
         found = (lines.without_repeats(match[0])[0] for match in _FLAT.finditer(raw))
         body = [row for row in found if row is not None and any(row.get(name) is not None for name in STEPS)]
         notes.tell(f"{source.name}: not a whole JSON document: the {len(body):,} rows that are whole are read")
-    if isinstance(body, list) and body and all(map(is_list, body)) and {*map(len, body)} == {_POINT}:
-        body = {tag_of(source.name): [point[1:] for point in body]}
-    if isinstance(body, list) and is_list(body):
-        body = {tag_of(source.name): body}
+    if isinstance(body, list) and (is_list(body) or all(is_list(one) and len(one) == len(DOWNLOADED) for one in body)):
+        body = {tag_of(source.name): [one[1:] if isinstance(one, list) else one for one in body]}
     if not isinstance(body, (dict, list)):
         raise InputError(f"{source.name}: not JSON with a list log_history; give the file that the Trainer wrote")
     return body
