@@ -74,7 +74,11 @@ def applied(tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy")
     for folder in ("rolloutdoctor", "tests/rules"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "tests/new_rule.py", "tests/objectives.py", "tests/importers/importing.py"):
+    for file in (
+        "pyproject.toml",
+        *(f"tests/{name}.py" for name in ("every_objective", "new_rule", "objectives", "test_one_place")),
+        "tests/importers/importing.py",
+    ):
         (copy / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, copy / file)
     make = [sys.executable, "tests/new_rule.py", "certain-tokens", "RDO099"]

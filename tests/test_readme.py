@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINES = 150
 """Lines of the README at most."""
-WORDS = 1000
-"""Its words at most."""
+WORDS = 610
+"""Its words at most, outside of tables: a new trainer is a line of one."""
 COLUMNS_SHOWN = 80
 """Columns of outputs."""
 
@@ -103,8 +103,9 @@ def test_the_parts_of_a_report_that_are_explained_are_in_the_one_shown():
 
 def test_the_readme_is_short():
     text = PAGES[0].read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LINES
-    assert len(text.split()) <= WORDS
+    lines = text.splitlines()
+    assert len(lines) <= LINES
+    assert sum(len(line.split()) for line in lines if not line.startswith("|")) <= WORDS
 
 
 @pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)

@@ -224,7 +224,7 @@ def test_options_of_a_part_decide_over_it(name, data):
                 for option, values in known.off.items()
             )
         )
-        assert has_part(objective, part) or off, (part, drawn)
+        assert has_part(objective, part) or off, f"{part} under {drawn}: its options in `parts`, or why it `never` is"
         # Some estimators divide whatever the flag for others says.
         assert part is Part.GROUP_STD or has_part(objective, part) != off, (part, drawn)
 

@@ -132,6 +132,7 @@ def moved(before, after) -> bool:
 @pytest.mark.parametrize(("name", "trainer"), list(pairs()))
 def test_a_rule_says_that_a_run_has_the_fault(name, trainer):
     fix, chosen = FIXES[name], choose(name)
+    assert trainer in KL, f"{trainer}: a line in KL of tests/every_objective.py"
     made, options = OPTIONS.get((name, trainer), (trainer, KL[trainer]))
     objective = objective_of(made, **{key.replace(".", "__"): value for key, value in options.items()})
     assert chosen.applies_to(objective)
