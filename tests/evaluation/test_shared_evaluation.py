@@ -62,6 +62,7 @@ def a_batch(seed):
     return replace(batch, per_row=per_row, statuses=statuses, errors=errors)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("run", RUNS)
 def test_together_as_alone(run, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 120)
@@ -78,6 +79,7 @@ def test_together_as_alone(run, monkeypatch):
     assert shared > len(batch)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("run", RUNS)
 def test_the_comparison_is_that_of_the_tokens(run):
     batch, objectives = a_batch(8), objectives_of(run)
@@ -169,6 +171,7 @@ def spoilt(batch):
     return replace(batch, per_token=columns)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("run", RUNS)
 def test_sums_are_the_same_whatever_is_masked_kept_or_cut(run, monkeypatch):
     batch, objectives = a_batch(12), objectives_of(run)

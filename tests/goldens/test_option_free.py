@@ -25,6 +25,7 @@ def beyond(dump: Dump, folder) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("trainer", DUMPED)
 def test_nothing_is_found_without_options(trainer, tmp_path):
     assert beyond(next(dumps_of(trainer)), tmp_path) == {}

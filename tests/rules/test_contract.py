@@ -212,6 +212,7 @@ FAULTS = {
 """Runs in which a rule that compares steps finds something."""
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("code", FAULTS)
 def test_order_of_steps_of_a_fault_does_not_matter(code):
     batches = FAULTS[code]()

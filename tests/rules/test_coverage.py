@@ -196,6 +196,7 @@ def test_nothing_to_look_at():
     assert skipped.reason == "no column holds rewards, advantages or log-probs"
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("name", TRAINERS)
 @settings(max_examples=60)
 @given(data=st.data())

@@ -153,6 +153,7 @@ def test_nan_in_the_log_is_an_error(tmp_path, name):
     assert found.examples[0].step == 2
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("absent", ["loss", "grad_norm", "kl"])
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "kl"])
 def test_a_step_that_logged_less_changes_nothing_about_nan(tmp_path, name, absent):
@@ -436,6 +437,7 @@ def as_folder(folder):
     return folder
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("written", [as_csv, as_long_lines, as_parquet, as_folder])
 def test_every_container_says_the_same(tmp_path, written):
     expected = report_of(trainer_state(tmp_path, ORDINARY, REWARD_FREE))

@@ -78,6 +78,7 @@ def needed(rule):
     return set(rule.about) if isinstance(rule, NumbersRule) else set()
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_rule_on_logs_tests_what_a_trainer_logs_or_says_what_it_does_not(trainer):
     logs = {metric.quantity for metric in TRAINERS[trainer] if not metric.until}

@@ -30,6 +30,7 @@ def steps_of(drift: float, far: float = 0.0):
     return made
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     ("drift", "far", "severity"),
     [

@@ -129,6 +129,7 @@ def moved(before, after) -> bool:
     return gap > 1e-6 or float(after.tokens.versus_l1_N.sum()) > 1e-6 * before.grad_l1
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("name", "trainer"), list(pairs()))
 def test_a_rule_says_that_a_run_has_the_fault(name, trainer):
     fix, chosen = FIXES[name], choose(name)

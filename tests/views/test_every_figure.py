@@ -144,6 +144,7 @@ def test_what_is_not_finite_is_not_called_zero():
     assert PICTURES["advantages"].title(ODD["NaN"]["advantages"]) == "None of 9 tokens has a finite advantage"
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("kind", "data"), [*ODD["nothing"].items(), ("gradient", ODD["NaN"]["gradient"])])
 def test_a_figure_of_words_alone_is_told_from_one_that_shows_something(kind, data):
     words = words_alone(figure_of(kind, data))

@@ -272,6 +272,7 @@ def test_very_large_numbers_stand_at_every_tick():
     assert "2e+16" in [label.get_text() for label in ax.get_yticklabels()]
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("span", [0, 1, 3.0, 12.0, 60.0, 300.0])
 def test_ratios_stand_at_round_ticks(span):
     wide = Histogram(-40, 0, (1,)) + Histogram(0, round(span), (1,)) + Histogram(0, -round(span), (1,))

@@ -125,6 +125,7 @@ def test_headings_do_not_skip_a_level_and_tables_have_heads():
     assert ("html", {"lang": "en"}) in reader.tags
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     "text",
     [

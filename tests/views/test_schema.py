@@ -81,6 +81,7 @@ def test_what_a_run_is_fits(name, words, sample):
     assert not complaints(name, json.loads(printed([name, f"sample_data/{sample}", *words, "--format", "json"])))
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("name", BOOK)
 def test_the_book_fits(name):
     assert not complaints(name, json.loads(printed([*BOOK[name], "--format", "json"])))

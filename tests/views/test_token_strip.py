@@ -75,6 +75,7 @@ def test_what_there_is_not_is_not_on_the_page():
     assert "No row can be shown" in render(a_page())
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     "text",
     [

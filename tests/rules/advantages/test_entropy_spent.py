@@ -64,6 +64,7 @@ def test_a_policy_that_learns_spends_entropy(entropy):
     assert found.examples[0].note.endswith("to the covariance of its step")
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_spends_no_entropy(seed):
     assert found_by(CODE, training(rate=0.05, reward="noise", seed=seed), **TRL) is None

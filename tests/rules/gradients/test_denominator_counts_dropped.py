@@ -7,6 +7,7 @@ from rolloutdoctor.testing import diagnose_one, toy_batch
 MASK = [[1, 1, 1], [0, 0], [1, 1], [1, 0]]
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     ("before", "said"),
     [

@@ -20,6 +20,7 @@ def found(steps, **options):
     return findings[0] if findings else None
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("late", "side"), [(1, "late"), (-1, "early")])
 @pytest.mark.parametrize("options", [{}, {"noise": 0.05}, {"entropy": "high"}, {"turns": 2, "lengths": (40, 60)}])
 def test_log_probs_one_token_apart(late, side, options):
@@ -68,6 +69,7 @@ def by_padding(steps, side, share=1.0):
     return found
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("side", "word"), [(1, "late"), (-1, "early")])
 @pytest.mark.parametrize("options", [{}, {"noise": 0.05}, {"turns": 2}])
 def test_log_probs_apart_by_the_padding(side, word, options):
@@ -179,6 +181,7 @@ def spread(scale):
     return np.std((scale * PATTERN)[:-1])
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     ("below", "above"),
     [

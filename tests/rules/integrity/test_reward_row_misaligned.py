@@ -97,6 +97,7 @@ def test_rewards_of_their_own_rows_are_clean():
     assert outcome(batch(soft_overlong(lengths_of(0)).astype(np.float32))) == "clean"
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_reward_that_has_nothing_to_do_with_length_says_nothing(seed):
     draw = np.random.default_rng(seed)

@@ -98,6 +98,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_is_found_with_its_first_step(name, tmp_path):
     kind, metric, change = PLANTED[name]

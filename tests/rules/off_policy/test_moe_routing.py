@@ -12,6 +12,7 @@ def report(steps, columns=(), select=(CODE,)):
     return report_on([one.batch(without=kept) for one in steps], trainer=None, select=select)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     ("steps", "rerouted", "severity"),
     [(1, 0.02, "INFO"), (3, 0.05, "WARNING"), (3, 0.12, "WARNING"), (3, 0.25, "WARNING")],

@@ -132,6 +132,7 @@ def test_rows_of_other_log_probs():
     assert values(finding)["rows_apart"] == pytest.approx(38, abs=12)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     "batches",
     [

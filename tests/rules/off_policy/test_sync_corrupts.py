@@ -67,6 +67,7 @@ def test_what_follows_from_it():
     assert {one.code: one.follows_from for one in report.findings} == {CODE: None, "RDO002": CODE, "RDO001": CODE}
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     "made",
     [
@@ -101,6 +102,7 @@ def test_a_small_rise_that_stays_is_not_judged(made):
     assert outcomes(report_on(made(), trainer=None, select=[CODE])) == {CODE: "skipped"}
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("lag", [1, 2, 3])
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_a_sampler_that_is_always_behind(lag, rate):

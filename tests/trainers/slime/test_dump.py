@@ -219,6 +219,7 @@ def test_how_the_rollout_was_cut(tmp_path):
     assert len(cells) == 2 * 2 * 2 * 3
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(
     "change",
     [

@@ -152,6 +152,7 @@ def residue(batch: RolloutBatch, objective: Objective) -> Tensor:
 ADVANTAGES = chosen("slime.advantages")
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), ADVANTAGES)
 def test_advantages(case, function, config, variant):
     objective = objective_of(config, variant)
@@ -286,6 +287,7 @@ def test_stored_kl(case, function, config, variant):
 LOGGED = chosen("slime.log_rollout_data")
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), LOGGED)
 def test_logged_kl(case, function, config, variant):
     objective = objective_of(config, variant)
@@ -379,6 +381,7 @@ TRAIN = (
 )
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), LOSSES)
 def test_policy_loss(case, function, config, variant):
     # Releases do not hand eps_clip_c on to the function that was called.

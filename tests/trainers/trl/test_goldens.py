@@ -80,6 +80,7 @@ def truncation(config: str) -> str:
 ADVANTAGES = chosen("trl.advantages")
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), ADVANTAGES)
 def test_advantages(case, function, config, variant):
     scale = config if config in ("batch", "none") else "group"
@@ -158,6 +159,7 @@ def loss_objective(case: str, config: str) -> Objective:
     return gold.objective("trl", **options)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), LOSSES)
 def test_loss(case, function, config, variant):
     objective = loss_objective(case, config)

@@ -192,6 +192,7 @@ def test_check_takes_the_logged_coefficient():
     assert COEF in blind.skipped[0].reason
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus", "remax", "optimal_token_baseline"])
 def test_check_runs_on_estimators_with_a_time_axis(estimator):
     batch = toy_batch(

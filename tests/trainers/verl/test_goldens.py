@@ -81,6 +81,7 @@ def advantage_objective(function: str, config: str, variant: str) -> Objective:
     return found
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), ADVANTAGES)
 @compared("golden", ROUNDED)
 def test_advantages(case, function, config, variant):
@@ -172,6 +173,7 @@ def row_share(batch: RolloutBatch, mode: str) -> float:
 KL_LOSSES = chosen("verl.kl_loss")
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), KL_LOSSES)
 def test_kl_loss(case, function, config, variant):
     name, mode = config.split("|")
@@ -193,6 +195,7 @@ def test_kl_loss(case, function, config, variant):
 AGGREGATIONS = chosen("verl.agg_loss")
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), AGGREGATIONS)
 def test_aggregation(case, function, config, variant):
     """The loss of the k3 KL, and its derivative with respect to the KL, which is the weight of each token."""
@@ -258,6 +261,7 @@ def loss_objective(case: str, function: str, config: str, variant: str) -> tuple
     return objective, local
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), POLICY_LOSSES)
 def test_policy_loss(case, function, config, variant):
     objective, local = loss_objective(case, function, config, variant)

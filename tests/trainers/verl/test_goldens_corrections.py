@@ -56,6 +56,7 @@ def assert_metrics(found, frame, step, precision, count):
         gold.assert_close(found[name], value, precision, name, scale=max(1.0, abs(value)), rounding=lost)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), entries("verl.rollout_is"))
 def test_weights(case, function, config, variant):
     objective = gold.objective("verl", adv_estimator="grpo", **WEIGHTS[config])
@@ -80,6 +81,7 @@ def test_weights(case, function, config, variant):
             assert verl_correction.metrics(found).items() <= verl.metrics(found).items()
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), entries("verl.rollout_rs"))
 def test_rejection(case, function, config, variant):
     tokens = gold.expected(case, "tokens")[function, config, variant]
@@ -98,6 +100,7 @@ def test_rejection(case, function, config, variant):
             assert_metrics(verl_correction.metrics(found), scalars, step, precision, count)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), entries("verl.pipeline"))
 def test_pipeline(case, function, config, variant):
     name, rejects, *in_reward = config.split("|")

@@ -89,6 +89,7 @@ def test_every_configuration_has_its_options():
     assert seen == set(CONFIGS)
 
 
+@pytest.mark.slow(lowest=True)
 @pytest.mark.parametrize(("case", "function", "config", "variant"), POLICY_MODES)
 def test_policy_mode(case, function, config, variant):
     mode = function.removeprefix("verl.policy_loss.")
