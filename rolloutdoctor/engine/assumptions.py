@@ -72,7 +72,7 @@ def find_doubts(context: Context, agreeing: Mapping[str, object]) -> Mapping[str
         return {}
     unread = context.unread_release
     decided = context.deciding
-    refused = context.config.unusable
+    refused = {name: value.why for name, value in context.config.unusable.items()}
     placed = {name for options in decided.values() for name in options.assumed}
     anywhere = [why for name, why in refused.items() if name not in placed]
     before, doubts = Deciding(), dict[str, Doubt]()

@@ -333,7 +333,7 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     trainer, config = plan.context.trainer, plan.context.config
     if trainer is not None and config is not None:
         notes += unused(trainer.options, config)
-        notes += [f"{why}; nothing that it decides is judged" for why in config.unusable.values()]
+        notes += [f"{refused.why}; nothing that it decides is judged" for refused in config.unusable.values()]
     objective, columns = plan.context.objective, plan.context.columns
     if objective is not None and objective.unknown_loss:
         notes.append(f"there is no loss, gradient or metric of the update: {objective.unknown_loss}")

@@ -20,8 +20,9 @@ from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.results.version import __version__
+from rolloutdoctor.trainers.options import Refused
 
-STATE_SCHEMA = 8
+STATE_SCHEMA = 9
 SPLITS = (TRAIN, EVAL)
 MOST_STATE_BYTES = 2**32
 """Largest size of a state, in bytes: it has some hundred for each row."""
@@ -49,7 +50,7 @@ class TrainerInfo:
         version_assumed: True if nothing said it.
         config: option to value and origin.
         fixes: labels of the fixes that the run already had.
-        unusable: options with a value that is not understood, and the sentence that says why.
+        unusable: options with a value that is not understood.
         unknown: names that are no option that is understood.
     """
 
@@ -59,7 +60,7 @@ class TrainerInfo:
     version_assumed: bool
     config: Mapping[str, Setting]
     fixes: tuple[str, ...]
-    unusable: Mapping[str, str]
+    unusable: Mapping[str, Refused]
     unknown: tuple[str, ...]
 
 

@@ -132,6 +132,13 @@ class Option:
             raise UsageError(f"{self.name} = {found} ({origin}): {self.why_not} (computed: {able})")
         return found
 
+    def below(self, value: object) -> float | None:
+        """Return a finite number that is less than the option takes, or None of any other value."""
+        found = self._typed(value)
+        if self.low is None or isinstance(found, bool) or not isinstance(found, int | float):
+            return None
+        return float(found) if -math.inf < found < self.low else None
+
     def leaves_loss_unknown(self, settings: Mapping[str, Setting]) -> bool:
         """Return True if its value changes the loss in a way that is not computed here."""
         able = self.computed is None or settings[self.name].value in self.computed
@@ -219,6 +226,19 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A value of a file that is not understood.
+
+    Attributes:
+        why: a sentence.
+        below: the number that it is, where it is less than the option takes; else None.
+    """
+
+    why: str
+    below: float | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """Every option of a trainer with its value and where that came from.
 
@@ -226,24 +246,18 @@ class Config:
         version: the release, as stated or assumed.
         settings: option to its value.
         is_release: False where nobody stated the release, or it is a development version between two releases.
-        unusable: options of files with a value that is not understood, each with the sentence that says why; they have
-            their defaults.
+        unusable: options of files with a value that is not understood; they have their defaults.
         unknown: names in files that are no option that is understood here.
     """
 
     version: tuple[int, ...]
     settings: Mapping[str, Setting]
     is_release: bool = True
-    unusable: Mapping[str, str] = field(default_factory=dict)
+    unusable: Mapping[str, Refused] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> object:
         return self.settings[name].value
-
-    def below_range(self, name: str) -> float | None:
-        """Return the negative number that a file gives an option that takes none, from the sentence in `unusable`."""
-        found = re.search(rf"{re.escape(name)} = '?(-[\d.e+-]+)'? \(.*is out of range", self.unusable.get(name, ""))
-        return None if found is None else float(found[1])
 
     def needs(self, name: str) -> None:
         """Refuse to assume an option that is too much to assume.
@@ -297,7 +311,7 @@ def resolve(
     """
     names = {option.name: option for option in options}
     settings: dict[str, Setting] = {}
-    unusable: dict[str, str] = {}
+    unusable: dict[str, Refused] = {}
     unknown: dict[str, None] = {}
     for layer in layers:
         spelt: dict[str, str] = {}
@@ -323,7 +337,7 @@ def resolve(
             except UsageError as error:
                 if layer.strict or not lenient:
                     raise
-                unusable[name] = str(error)
+                unusable[name] = Refused(str(error), names[name].below(value))
             else:
                 settings[name] = Setting(found, layer.origin)
         if misnamed:

@@ -129,6 +129,25 @@ def test_read(option, value, found):
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "below"),
+    [
+        (NUMBER, -0.1, -0.1),
+        (NUMBER, "-1e-6", -1e-6),
+        (NUMBER, 0, None),
+        (NUMBER, 1.5, None),
+        (NUMBER, "-inf", None),
+        (NUMBER, "nan", None),
+        (NUMBER, {"value": -1}, None),
+        (WHOLE, 0, 0.0),
+        (FLAG, -1, None),
+        (Option("a", "number", 0.0, "any number"), -1, None),
+    ],
+)
+def test_below(option, value, below):
+    assert option.below(value) == below
+
+
+@pytest.mark.parametrize(
     ("option", "value", "message"),
     [
         (NUMBER, "half", r"n = 'half' \(here\): expected a number >= 0 and <= 1$"),

@@ -35,9 +35,10 @@ def negative_kl(run: Measured, context: Context) -> Judgement | None:
 def _of_trainer(context: Context) -> tuple[str, float] | None:
     """The option of the trainer, where the KL term is on."""
     name = None if context.trainer is None else context.trainer.roles.kl
-    if name is None or context.config is None or (value := context.config.below_range(name)) is None:
+    refused = None if name is None or context.config is None else context.config.unusable.get(name)
+    if name is None or refused is None or refused.below is None or refused.below >= 0 or _is_off(context):
         return None
-    return None if _is_off(context) else (name, value)
+    return name, refused.below
 
 
 def _is_off(context: Context) -> bool:
