@@ -80,6 +80,19 @@ def test_a_fall_against_the_covariance_is_another_one():
     assert found_by(CODE, steps, trainer="trl") is None
 
 
+def test_what_it_spends_is_gone_at_the_next_step():
+    """The log-probs of two responses are `apart` around minus the entropy, and half of that is their covariance."""
+    level, steps = 1.5, []
+    for step in range(12):
+        apart = 0.1 + 0.01 * (step % 5)
+        log_probs = [[apart - level], [-apart - level]]
+        steps.append(toy_batch([[1, 0]], lengths=1, old=log_probs, policy=log_probs, step=step))
+        level -= apart / 2
+    found = values(found_by(CODE, steps, **TRL))
+    assert found["covariance"] == pytest.approx(np.mean([0.05 + 0.005 * (step % 5) for step in range(12)]))
+    assert found["change_correlation"] == pytest.approx(1)
+
+
 def test_it_stands_under_the_collapse_of_the_log():
     steps = training()
     logged = [{"entropy": 2.4 * 0.5**step, "reward": 0.5} for step in range(len(steps))]
