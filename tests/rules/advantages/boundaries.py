@@ -210,6 +210,20 @@ def long_dropped(counts: Sequence[int], rows: int, spread: int = 0) -> list[Roll
     ] + [longest]
 
 
+def group_dropped(lags: Sequence[int]) -> list[RolloutBatch]:
+    """Eight steps in which a long group of these lags is dropped, beside twelve short responses of lag 2."""
+    every = [*lags, *[2] * 12]
+    return [
+        toy_batch(
+            [[1.0, 0.0, 0.0, 1.0]] * 4,
+            mask=[[0] * 50] * 4 + [[1] * length for length in [10] * 11 + [200]],
+            per_row={"policy_version_min": [9 - lag for lag in every], "policy_version_max": [9] * 16},
+            step=step,
+        )
+        for step in range(8)
+    ]
+
+
 def split(groups: int, others: int) -> RolloutBatch:
     """Groups of one response to the same prompt, and groups of two to others."""
     prompts = [1] * groups + [2 + group for group in range(others) for _ in range(2)]
@@ -369,6 +383,8 @@ BOUNDARIES: list[RowBoundary] = [
     ),
     # Of 16, a mean of 40 tokens beyond the others with such a spread: 4.8 and 5.2 standard errors.
     RowBoundary("RDA018", "errors", *(long_dropped([2] * 8, 20, spread) for spread in (32, 30)), ("info", "warning")),
+    # Older than the others by 4.7 and 5.4 standard errors.
+    RowBoundary("RDA018", "errors", group_dropped((5, 4, 3, 1)), group_dropped((5, 4, 2, 2)), (QUIET, "warning")),
     # Correlations of 0.49 and 0.51.
     RowBoundary("RDA019", "share_from", against_length(200, 98), against_length(200, 102), (QUIET, "info")),
     # Correlations of 4.9 and 5.1 standard errors.
