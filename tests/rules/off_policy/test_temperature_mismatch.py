@@ -35,7 +35,8 @@ def test_the_sampler_is_at_another_temperature(temperature, noise):
     assert measures["temperature"] == pytest.approx(temperature, rel=0.03)
     assert measures["slope_low"] <= 1 / temperature <= measures["slope_high"]
     assert measures["contexts"] >= 80
-    assert "not the one sampled from" in finding.message
+    side = "above" if temperature > 1 else "below"
+    assert f"{side} its entropy, so its distribution is not the one sampled from" in finding.message
 
 
 def test_a_small_one_is_information():
