@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.turns import MODEL, TOOL, Turns, joined_turns
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 
 _MASKS = ("response_mask_pre", "response_mask")
@@ -47,12 +48,12 @@ def derived_turns(mask_T: Tensor, rows: Tensor) -> Turns:
     [(0, 1, 3), (1, 3, 4), (0, 4, 5)]
     """
     lengths_N = rows.diff()
-    row_T = torch.arange(len(lengths_N)).repeat_interleave(lengths_N)
-    is_start_T = torch.ones(len(mask_T), dtype=torch.bool)
-    is_start_T[1:] = (mask_T[1:] != mask_T[:-1]) | (row_T[1:] != row_T[:-1])
-    start_R = is_start_T.nonzero().squeeze(1)
+    is_start_T = torch.zeros(len(mask_T), dtype=torch.bool)
+    is_start_T[1:] = el.is_unequal(mask_T[1:], mask_T[:-1])
+    is_start_T[rows[:-1][lengths_N > 0]] = True
+    start_R = el.places_of(is_start_T)
     stop_R = torch.cat([start_R[1:], torch.tensor([len(mask_T)])]) if len(start_R) else start_R
-    row_R, trained_R = row_T[start_R], mask_T[start_R]
+    row_R, trained_R = torch.searchsorted(rows, start_R, right=True) - 1, mask_T[start_R]
     is_inner_R = torch.zeros(len(start_R), dtype=torch.bool)
     is_inner_R[1:-1] = (row_R[:-2] == row_R[1:-1]) & (row_R[2:] == row_R[1:-1])
     kept_R = trained_R | is_inner_R

@@ -14,6 +14,7 @@ from rolloutdoctor.evaluation.blocks import cut
 from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.chosen import Chosen
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 
 T = TypeVar("T")
@@ -128,7 +129,17 @@ class TokenBlock:
     @cached_property
     def trained_n(self) -> Tensor:
         """Trained tokens of each row, ``[n]`` float64."""
-        return self.row_sum(self.trained_T)
+        if not self.has("response_mask"):
+            return self.runs.lengths.double()
+        return self._batch.trained[self.rows.start : self.rows.stop + 1].diff().double()
+
+    def of_trained(self, x_T: Tensor) -> Tensor:
+        """Return values of the trained tokens, 0 at the others, ``[t]``; `x_T` itself where all are trained."""
+        return x_T if self.is_all_trained else self._masked.fill_(x_T.clone(), 0.0)
+
+    @cached_property
+    def _masked(self) -> Chosen:
+        return Chosen(~self.trained_T)
 
     def extremes(self, name: str) -> tuple[float, float]:
         """Return the smallest and the largest value of a token column; NaN for both if there is one, or no token."""

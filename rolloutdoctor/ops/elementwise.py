@@ -59,6 +59,26 @@ def finite(x: Tensor) -> Tensor:
     return x if is_finite.all() else torch.from_numpy(x.numpy()[is_finite])
 
 
+def is_finite(x: Tensor) -> Tensor:
+    """True where a value is neither infinite nor NaN, in the shape of `x`.
+
+    >>> is_finite(torch.tensor([1.0, torch.inf, torch.nan])).tolist()
+    [True, False, False]
+    """
+    return torch.from_numpy(np.isfinite(x.numpy())) if x.device.type == "cpu" else x.isfinite()
+
+
+def places_of(chosen: Tensor) -> Tensor:
+    """Places of the true values of a vector, int64 in their order.
+
+    >>> places_of(torch.tensor([True, False, True])).tolist()
+    [0, 2]
+    """
+    if chosen.device.type != "cpu":
+        return chosen.nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(chosen.numpy()))
+
+
 def is_below(x: Tensor, bound: float) -> Tensor:
     """``x < bound``, in the shape of `x`; NaN is not below infinity.
 
@@ -71,6 +91,11 @@ def is_below(x: Tensor, bound: float) -> Tensor:
 def is_above(x: Tensor, bound: float) -> Tensor:
     """``x > bound``, in the shape of `x`; NaN is not above minus infinity."""
     return torch.from_numpy(x.numpy() > bound) if x.device.type == "cpu" else x > bound
+
+
+def is_equal(x: Tensor, value: float) -> Tensor:
+    """``x == value``, in the shape of `x`."""
+    return torch.from_numpy(x.numpy() == value) if x.device.type == "cpu" else x == value
 
 
 def is_unequal(one: Tensor, other: Tensor) -> Tensor:

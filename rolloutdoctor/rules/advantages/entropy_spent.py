@@ -87,9 +87,7 @@ class EntropySpent(TableRule):
 
         names = {"log_prob": "old_log_probs"} | ({"entropy": "entropy"} if block.is_logged("entropy") else {})
         found = {
-            name: block.row_sum(torch.where(block.trained_T, block.column(own).double(), 0.0))
-            for name, own in names.items()
-            if block.has(own)
+            name: block.row_sum(block.of_trained(block.column(own))) for name, own in names.items() if block.has(own)
         }
         return {name: found.get(name, torch.full_like(block.trained_n, torch.nan)) for name in self.adds}
 

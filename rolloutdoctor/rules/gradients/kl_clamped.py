@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
-PAIR = ("policy_log_probs", "ref_log_probs")
+PAIR = ("ref_log_probs", "policy_log_probs")
 
 LOW, HIGH = -2.6107, 10.99998
 """Policy minus reference where k3 is 10, the clamp of every trainer that clamps it, rounded outwards."""
@@ -75,12 +75,15 @@ class KlClamped(RowCountingRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens whose k3 is above 10."""
-        if not block.has(*PAIR):
+        from rolloutdoctor.ops.elementwise import outside
+        from rolloutdoctor.rules.measures.sampled_rows import gap_of
+
+        gap = gap_of(block, PAIR)
+        if gap is None:
             return {}
-        apart_T = block.column(PAIR[0]) - block.column(PAIR[1])
-        known_T = block.trained_T & apart_T.isfinite()
-        beyond_T = known_T & ((apart_T < LOW) | (apart_T > HIGH))
-        return {"looked_at": block.row_sum(known_T), "shown": block.row_sum(beyond_T)}
+        # The extremes settle it for nearly every block.
+        places = outside(gap.apart_T, LOW, HIGH) if gap.low < LOW or gap.high > HIGH else None
+        return {"looked_at": gap.count_N, "shown": gap.count_N * 0 if places is None else block.runs.count(places)}
 
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where the recorded estimator clamps more than a few tokens; confirmed where the log follows."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops.elementwise import is_unequal, outside
 from rolloutdoctor.ops.segments import total_by
+from rolloutdoctor.rules.measures.sampled_rows import gap_of
 
 
 def far_ratios(block: TokenBlock, old: str, above: float) -> dict[str, Tensor]:
@@ -26,12 +27,13 @@ def far_ratios(block: TokenBlock, old: str, above: float) -> dict[str, Tensor]:
     moved_n = block.row_sum(block.trained_T & is_unequal(policy_T, other_T))
     nothing_n = torch.zeros_like(moved_n)
     found = {"far": nothing_n, "far_ratio": nothing_n, "largest": nothing_n - inf, "moved": moved_n}
-    places = outside(policy_T - other_T, -inf, log(above))
+    gap = gap_of(block, (old, "policy_log_probs"))
+    # The extremes settle it for nearly every block.
+    places = None if gap is None or gap.high <= log(above) else outside(gap.apart_T, -inf, log(above))
     if places is None:
         return found
     log_ratio_P = policy_T[places].double() - other_T[places].double()
-    is_known_P = block.trained_T[places] & log_ratio_P.isfinite()
-    log_ratio_P, row_P = log_ratio_P[is_known_P], torch.searchsorted(offsets, places[is_known_P], right=True) - 1
+    row_P = torch.searchsorted(offsets, places, right=True) - 1
     for name, x_P in (("far", torch.ones_like(log_ratio_P)), ("far_ratio", log_ratio_P.clamp(max=80.0).exp())):
         found[name] = total_by(row_P, x_P, len(block.runs)).double()
     return found | {"largest": found["largest"].scatter_reduce(0, row_P, log_ratio_P, "amax")}

@@ -7,17 +7,18 @@ step, so that they cost the same for a step of any length.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from math import isnan, nan
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.by_step import ByStep
-from rolloutdoctor.ops.elementwise import extremes, kept
+from rolloutdoctor.ops.elementwise import extremes, is_finite, kept
 from rolloutdoctor.ops.prefix_hash import scramble
 from rolloutdoctor.rules.measures.sampler_gap import UNSURE
 
@@ -25,9 +26,6 @@ SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
 
 SAMPLED_TOKENS = 2**13
 """Tokens of a step beyond which only some of its rows are sampled: as many as hold about so many."""
-
-_PIECE = 2**14
-"""Tokens whose gaps are made at a time: they stay in the cache."""
 
 BOUND = 20.0
 """Log-ratios are cut to this absolute value before they are exponentiated, as verl does."""
@@ -42,36 +40,23 @@ class LoggedGap:
 
     Attributes:
         counted_T: ``[t]`` bool; None if every token is.
+        apart_T: ``[t]``; 0 where a token is not counted.
         low: smallest.
         high: largest.
+        count_N: ``[n]`` float64 counted tokens of each row.
     """
 
     def __init__(self, block: TokenBlock, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> None:
         self._block, (self._own, self._other) = block, pair
         self.counted_T: Tensor | None = None if block.is_all_trained else block.trained_T
-        self.low, self.high = self._extremes()
+        self.apart_T = block.of_trained(block.column(self._other) - block.column(self._own))
+        self.low, self.high = extremes(self.apart_T) if len(block) else (0.0, 0.0)
+        self.count_N = block.trained_n
         if not (self.low > -torch.inf and self.high < torch.inf):
-            apart_T = block.column(self._other) - block.column(self._own)
-            self.counted_T = block.trained_T & apart_T.isfinite()
-            self.low, self.high = extremes(self.apart_T) if len(apart_T) else (0.0, 0.0)
-
-    def _extremes(self) -> tuple[float, float]:
-        """Smallest and largest value; NaN for both if there is one."""
-        block, trained_T = self._block, self.counted_T
-        if block.runs.offsets.device.type != "cpu":
-            return extremes(self.apart_T) if len(block) else (0.0, 0.0)
-        trainer, sampler = (block.column(name).numpy() for name in (self._other, self._own))
-        mask = None if trained_T is None else trained_T.numpy()
-        buffer = np.empty(min(_PIECE, len(block)), np.result_type(trainer, sampler))
-        found = []
-        # Some tokens at a time: few blocks are asked for more than these.
-        for start in range(0, len(block), _PIECE):
-            here = slice(start, start + _PIECE)
-            apart = np.subtract(trainer[here], sampler[here], out=buffer[: len(trainer[here])])
-            if mask is not None and not mask[here].all():
-                np.copyto(apart, 0.0, where=~mask[here])
-            found += [float(apart.min()), float(apart.max())]
-        return (nan, nan) if any(map(isnan, found)) else (min(found, default=0.0), max(found, default=0.0))
+            self.counted_T = block.trained_T & is_finite(self.apart_T)
+            self.apart_T = kept(self.apart_T, self.counted_T)
+            self.low, self.high = extremes(self.apart_T)
+            self.count_N = block.row_sum(self.counted_T)
 
     @cached_property
     def largest_n(self) -> Tensor:
@@ -82,25 +67,13 @@ class LoggedGap:
         return largest_n.clamp(min=0.0)
 
     @cached_property
-    def apart_T(self) -> Tensor:
-        """``[t]``; 0 where a token is not counted."""
-        apart_T = self._block.column(self._other) - self._block.column(self._own)
-        return apart_T if self.counted_T is None else kept(apart_T, self.counted_T)
-
-    @cached_property
-    def count_N(self) -> Tensor:
-        """``[n]`` float64 counted tokens of each row."""
-        runs = self._block.runs
-        return runs.lengths.double() if self.counted_T is None else runs.total(self.counted_T)
-
-    @cached_property
     def sampled(self) -> dict[str, Tensor]:
         """The counted tokens of some whole rows, packed, and how many each row has, ``[n]``; -1: it is not sampled.
 
         It is what `Sample` is made of.
         """
         block = self._block
-        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block))
+        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block.batch)[block.rows])
         lengths = cuts[rows + 1] - cuts[rows]
         if len(rows) == len(block.runs):
             spans = [slice(0, int(cuts[-1]))]
@@ -132,19 +105,18 @@ class LoggedGap:
         return seg.Runs.of_lengths(self.sampled["sampled"].clamp(min=0))
 
 
-def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
-    """Rows that are sampled, by their places in their step, ``[n]`` bool: others in each step, and at least one."""
-    batch, rows = block.batch, block.rows
+@remembered
+def _is_sampled(batch: RolloutBatch) -> NDArray[np.bool_]:
+    """Rows that are sampled, by their places in their step, ``[N]`` bool: others in each step, and at least one."""
     by_step = batch.by_step
     every_S = -(-batch.rows[by_step.runs.offsets].diff() // SAMPLED_TOKENS)
     if int(every_S.max()) <= 1:
-        return np.ones(len(block.runs), bool)
+        return np.ones(len(batch), bool)
     seed_S = scramble(torch.tensor(batch.step_numbers))
     own_S = seed_S % torch.from_numpy(by_step.size).clamp(min=1)
-    every_n, half_n, own_n = (by_step.expand(x_S)[rows] for x_S in (every_S.clamp(min=1), seed_S >> 1, own_S))
-    place_n = batch.row_N[rows]
-    found_n = (scramble(place_n + half_n) % every_n == 0) | (place_n == own_n)
-    return found_n.cpu().numpy()
+    every_N, half_N, own_N = (by_step.expand(x_S) for x_S in (every_S.clamp(min=1), seed_S >> 1, own_S))
+    found_N = (scramble(batch.row_N + half_N) % every_N == 0) | (batch.row_N == own_N)
+    return found_N.cpu().numpy()
 
 
 def gap_of(block: TokenBlock, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> LoggedGap | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.ops.elementwise import outside
+from rolloutdoctor.ops.elementwise import is_below, is_equal, is_finite, outside, places_of
 from rolloutdoctor.ops.segments import Runs, pick
 
 LONG = 3
@@ -41,16 +41,16 @@ def _without_log_prob(block: TokenBlock) -> dict[str, Tensor]:
     bare_T = block.trained_T & given_T.isnan()
     filled_n = block.runs.lengths > 0
     last_n[filled_n] = bare_T[block.runs.offsets[1:][filled_n] - 1].double()
-    told_n = block.row_sum(block.trained_T & given_T.isfinite())
+    told_n = block.row_sum(block.trained_T & is_finite(given_T))
     return {"told": told_n, "bare": block.row_sum(bare_T), "bare_last": last_n}
 
 
 def _forced(block: TokenBlock, lowest: float) -> dict[str, Tensor]:
     value_T = block.column("old_log_probs")
     low, high = block.extremes("old_log_probs")
-    is_finite = isfinite(low) and isfinite(high)
-    judged_n = block.trained_n if is_finite else block.row_sum(block.trained_T & value_T.isfinite())
-    places = None if is_finite and low >= lowest else outside(value_T, lowest, inf)
+    is_whole = isfinite(low) and isfinite(high)
+    judged_n = block.trained_n if is_whole else block.row_sum(block.trained_T & is_finite(value_T))
+    places = None if is_whole and low >= lowest else outside(value_T, lowest, inf)
     if places is None:
         return {"judged": judged_n, "forced": block.trained_n * 0}
     is_low = pick(block.trained_T, places)
@@ -66,7 +66,11 @@ def _certain(block: TokenBlock, unlikely: float) -> dict[str, Tensor]:
     # NaN says nothing of the other values.
     if not len(block) or block.extremes("rollout_log_probs")[1] < 0:
         return dict.fromkeys(("zero", "zero_alone"), block.trained_n * 0)
-    places = ((block.column("rollout_log_probs") == 0) & block.trained_T).nonzero().squeeze(1)
+    zero_T = is_equal(block.column("rollout_log_probs"), 0.0) & block.trained_T
+    # A mean is below only where a value is.
+    if not bool((zero_T & is_below(block.column("old_log_probs"), unlikely)).any()):
+        return dict.fromkeys(("zero", "zero_alone"), block.trained_n * 0)
+    places = places_of(zero_T)
     zeros = _stretches(places, block)
     low = zeros.total(block.column("old_log_probs")[places].double()) < unlikely * zeros.lengths
     last = places[zeros.offsets[1:] - 1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
-PAIR = ("policy_log_probs", "old_log_probs")
+PAIR = ("old_log_probs", "policy_log_probs")
 
 OF_PASSES = ("trained", "apart", "drift", "beyond")
 """Trained tokens of rows that two passes scored before the first update, and what was measured of them."""
@@ -84,20 +84,18 @@ class RatioNotOne(RowCountingRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Compare the trained tokens of rows that were scored before the first update."""
-        from rolloutdoctor.ops.elementwise import kept
+        from rolloutdoctor.ops.elementwise import is_above
+        from rolloutdoctor.rules.measures.sampled_rows import gap_of
 
-        if not all(map(block.is_logged, PAIR)):
+        gap = gap_of(block, PAIR) if all(map(block.is_logged, PAIR)) else None
+        if gap is None:
             return {}
-        first_N = block.batch.first_part_N
-        apart_T = (block.column(PAIR[0]) - block.column(PAIR[1])).abs()
-        counted_T = block.trained_T & apart_T.isfinite()
-        if first_N is not None:
-            counted_T = counted_T & block.runs.expand(first_N[block.rows])
-        size_T = kept(apart_T, counted_T)
-        sums = {"looked_at": counted_T, "shown": size_T > 0, "size": size_T}
-        drift_T = kept(block.column(PAIR[1]) - block.column(PAIR[0]), counted_T)
-        sums |= {"trained": counted_T, "apart": size_T > 0, "drift": drift_T, "beyond": size_T > log(self.clip)}
-        return {name: block.row_sum(x_T) for name, x_T in sums.items()}
+        first_N, size_T = block.batch.first_part_N, gap.apart_T.abs()
+        seen_n, apart_n = gap.count_N, block.row_sum(is_above(size_T, 0.0))
+        beyond_n = block.row_sum(is_above(size_T, log(self.clip)))
+        found = {"looked_at": seen_n, "shown": apart_n, "size": block.row_sum(size_T), "trained": seen_n}
+        found |= {"apart": apart_n, "drift": 0 - block.row_sum(gap.apart_T), "beyond": beyond_n}
+        return found if first_N is None else {name: x_n * first_N[block.rows] for name, x_n in found.items()}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Keep what was compared in steps whose rows are known to have been scored before the first update."""

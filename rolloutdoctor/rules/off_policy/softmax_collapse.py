@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -68,15 +69,19 @@ class SoftmaxCollapse(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count such tokens of each row, and add up 1 - p of them and of all."""
-        sampler_T = block.column("rollout_log_probs").double()
-        counted_T = block.trained_T & sampler_T.isfinite()
-        zero_T = counted_T & (block.column("policy_log_probs") == 0) & (sampler_T < 0) & (sampler_T > -self.apart)
-        slope_T = (-sampler_T.clamp(max=0).expm1()).nan_to_num(0.0)
-        return {
-            "zeros": block.row_sum(zero_T),
-            "lost": block.row_sum(slope_T * zero_T),
-            "gradient": block.row_sum(slope_T * counted_T),
-        }
+        from rolloutdoctor.ops.elementwise import is_above, is_below, is_equal, is_finite, kept
+
+        sampler_T = block.of_trained(block.column("rollout_log_probs"))
+        if not all(map(isfinite, block.extremes("rollout_log_probs"))):
+            sampler_T = kept(sampler_T, is_finite(sampler_T))
+        slope_T = sampler_T.clamp(max=0).expm1().abs_()
+        zeros_n = lost_n = block.trained_n * 0
+        # NaN is not below 0.
+        if not block.extremes("policy_log_probs")[1] < 0:
+            zero_T = is_equal(block.column("policy_log_probs"), 0.0) & is_below(sampler_T, 0.0)
+            zero_T &= is_above(sampler_T, -self.apart)
+            zeros_n, lost_n = block.row_sum(zero_T), block.row_sum(kept(slope_T, zero_T))
+        return {"zeros": zeros_n, "lost": lost_n, "gradient": block.row_sum(slope_T)}
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Sums over the responses of each step that have a trained token, and those that lose something."""
