@@ -241,7 +241,8 @@ BOUNDARIES = [
     near("RDO015", "some", 0.001, lambda x: {"clip_fraction": [x] * 9, **ONCE}, ("clean", "info"), "trl"),
     near("RDO015", "many_clipped", 0.1, lambda x: {"clip_fraction": [x] * 9, **ONCE}, ("info", "warning"), "trl"),
     near("RDO015", "far", 0.01, lambda x: {"ppo_kl": [x] * 9, **VERL_ONCE}, ("info", "warning"), "verl"),
-    steps_of("RDT001", 10, "info", zero_variance_share=0.5),
+    steps_of("RDT001", 10, "info", zero_variance_share=0.45),
+    near("RDT001", "late", 0.5, lambda x: {"zero_variance_share": [x] * 2}, ("skipped", "info")),
     near("RDT001", "many", 0.4, lambda x: {"zero_variance_share": [x] * 20}, ("clean", "info")),
     near("RDT001", "most", 0.9, lambda x: {"zero_variance_share": [x] * 20}, ("info", "warning")),
     near(

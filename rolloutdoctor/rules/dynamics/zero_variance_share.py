@@ -41,8 +41,8 @@ class ZeroVarianceShare(NumbersRule):
     1,000. If the share is not logged, a standard deviation of the rewards that is exactly 0 proves that every group of
     the line has equal rewards: the share of such lines, of those that log one, is a lower bound. Six decimals are
     enough, as in the table of a notebook, and fewer if the smallest other deviation is above 0.01. With fewer than ten
-    lines it is a warning if the share is above 0.9 in each. Confirmed: the log itself is the proof. For recorded
-    rollouts `RDA011` says the same.
+    lines it is a warning if the share is above 0.9 in each, and information if it is 0.5 or more. Confirmed: the log
+    itself is the proof. For recorded rollouts `RDA011` says the same.
 
     ## What to do
     All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too
@@ -94,15 +94,16 @@ class ZeroVarianceShare(NumbersRule):
         )
 
     def judge_few(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge few lines, each of which is nearly all zero-variance groups: one is enough."""
+        """Judge few lines, each of which is at least half zero-variance groups: one is enough."""
         values = series(run, "zero_variance_share")
-        if not len(values) or not ((values > self.most) & (values <= 1)).all():
+        if not len(values) or not ((values >= self.late) & (values <= 1)).all():
             return None
+        is_most = bool((values > self.most).all())
         where = f"step {step_at(run, 0)}" if len(values) == 1 else f"all {len(values):,} logged steps"
         is_whole = bool((values == 1).all())
         share = "every group" if is_whole else f"{percent(float(values.mean()))} of the groups"
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if is_most else Severity.INFO,
             confirmed=True,
             headline=f"{share} of {where} {'is' if is_whole else 'are'} zero-variance: their advantages are 0",
             message=f"In {where}, {share} had equal rewards and trained nothing.",
