@@ -3,7 +3,6 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT
@@ -17,6 +16,7 @@ from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.logs.runs_of_rows import one_row_a_step
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
+from rolloutdoctor.importers.reading.unchanged import kept
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.training_kind import environment_in
 from rolloutdoctor.results.errors import InputError
@@ -54,17 +54,9 @@ class Console:
         yield from entries_of_text(lines_of(source, notes.tell), form, source.name, notes)
 
 
+@kept(32)
 def _looked_at(path: Path) -> tuple[str, Form | None]:
-    """Return the first line that has anything, and the form; a file that did not change is looked at once."""
-    try:
-        state = path.stat()
-    except OSError:
-        return "", None
-    return _looked_at_once(path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=32)
-def _looked_at_once(path: Path, changed: int, size: int) -> tuple[str, Form | None]:
+    """Return the first line that has anything, and the form."""
     text = beginning(path)
     # What a collector of logs has put into objects is text all the same.
     return next((line for line in text if line.strip()), "").strip(), form_of(text)

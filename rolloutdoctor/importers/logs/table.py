@@ -16,6 +16,7 @@ from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
 from rolloutdoctor.importers.logs.trackio_project import TrackioProject, trackio_runs
 from rolloutdoctor.importers.logs.wandb_run import WandbRun
+from rolloutdoctor.importers.reading.unchanged import kept
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
 
@@ -65,12 +66,16 @@ def format_of(path: Path) -> tuple[LogFormat, str] | None:
     """Return the format of a log of numbers, and what it is in words; None if it is none."""
     if path.name in _OF_MODELS:
         return None
-    for one in FORMATS:
-        why = one.detect(path)
-        if why is not None:
-            return one, why
-    file, number = located(path)
-    return None if number is None else format_of(file)
+    found = _asked_once(path) if path.is_file() else _asked(path)
+    file, number = (path, None) if found is not None else located(path)
+    return found if number is None else format_of(file)
+
+
+def _asked(path: Path) -> tuple[LogFormat, str] | None:
+    return next(((one, why) for one in FORMATS if (why := one.detect(path)) is not None), None)
+
+
+_asked_once = kept(256)(_asked)
 
 
 def located(path: Path) -> tuple[Path, int | None]:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.notes import LogNotes
@@ -14,6 +13,7 @@ from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.sqlite_files import Database, opened, text_of
+from rolloutdoctor.importers.reading.unchanged import kept
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
@@ -107,14 +107,9 @@ def _chosen(source: Source) -> Iterator[tuple[Database, str, _Run]]:
         yield database, column, runs[name] if name is not None else next(iter(runs.values()))
 
 
+@kept(1)
 def _runs(file: Path, name: str) -> tuple[str, dict[str, _Run]]:
     """The column that tells runs apart, and the run of each name; of runs with one name each goes by its id."""
-    return _indexed(file.absolute(), name, *(_looks(Path(f"{file}{end}")) for end in ("", "-wal")))
-
-
-# `--each` reads all runs of a project, one after another.
-@lru_cache(1)
-def _indexed(file: Path, name: str, *seen: tuple[int, ...] | None) -> tuple[str, dict[str, _Run]]:
     names: dict[object, str] = {}
     runs: dict[object, _Run] = {}
     with opened(file, name, _KIND) as database:
@@ -127,15 +122,6 @@ def _indexed(file: Path, name: str, *seen: tuple[int, ...] | None) -> tuple[str,
                 runs[key].places.append(place)
     times = Counter(names.values())
     return column, {title if times[title] == 1 else text_of(key): runs[key] for key, title in names.items()}
-
-
-def _looks(file: Path) -> tuple[int, ...] | None:
-    """Number, size and time of a file; None if there is none."""
-    try:
-        seen = file.stat()
-    except OSError:
-        return None
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _split(path: Path) -> tuple[Path | None, str | None]:

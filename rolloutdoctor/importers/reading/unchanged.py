@@ -1,0 +1,44 @@
+"""What was found in a file, kept for as long as the file does not change."""
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import TypeVar, cast
+
+_Find = TypeVar("_Find", bound=Callable[..., object])
+
+_Seen = tuple[int, int, int] | None
+
+
+def state_of(path: Path) -> tuple[_Seen, ...]:
+    """Return number, size and time of a file, of what SQLite keeps beside it, and of its folder."""
+    return tuple(map(_seen, (path, Path(f"{path}-wal"), path.parent)))
+
+
+def _seen(path: Path) -> _Seen:
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+
+def kept(most: int) -> Callable[[_Find], _Find]:
+    """Make a function of a path keep what it finds there, for which it is asked again and again.
+
+    Args:
+        most: files of which it is kept; it should be small.
+    """
+
+    def keeping(find: _Find) -> _Find:
+        @lru_cache(most)
+        def known(path: Path, state: object, *more: Hashable) -> object:
+            return find(path, *more)
+
+        @wraps(find)
+        def found(path: Path, *more: Hashable) -> object:
+            return known(path.absolute(), state_of(path), *more)
+
+        return cast(_Find, found)
+
+    return keeping
