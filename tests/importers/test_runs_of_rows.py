@@ -1,6 +1,7 @@
 """Rows of several runs in one file, keys that are there twice, and text in place of a number."""
 
 import json
+import os
 
 import pytest
 
@@ -25,6 +26,28 @@ def write(path, rows):
     else:
         path.write_text("".join(json.dumps(one) + "\n" for one in rows))
     return path
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.json", "log.csv", "log.txt", "log.ipynb"])
+def test_a_log_is_read_once_for_all_its_runs(name, tmp_path):
+    path = tmp_path / name
+    rows = [row(step, 0.1 * step + run) for run in range(3) for step in range(1, 6)]
+    if path.suffix == ".csv":
+        path.write_text("".join(",".join(map(str, one)) + "\n" for one in [rows[0], *map(dict.values, rows)]))
+    elif path.suffix in (".txt", ".ipynb"):
+        text = "".join(f"{one}\n" for one in rows)
+        cell = {"cell_type": "code", "source": "", "outputs": [{"output_type": "stream", "text": text}]}
+        path.write_text(text if path.suffix == ".txt" else json.dumps({"nbformat": 4, "metadata": {}, "cells": [cell]}))
+    else:
+        write(path, rows)
+    assert runs_of(path) == ["1", "2", "3"]
+    seen, raw = path.stat(), path.read_bytes()
+    path.write_bytes(b"\n" * seen.st_size)
+    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    found = [read(path / str(run))[0] for run in (1, 2, 3)]
+    assert [one[1] for one in found] == pytest.approx([0.1, 1.1, 2.1])
+    path.write_bytes(raw.replace(b"1.1", b"9.9"))
+    assert read(path / "2")[0][1] == 9.9
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.json"])

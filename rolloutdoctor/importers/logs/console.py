@@ -2,12 +2,13 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT
 from rolloutdoctor.importers.logs.forms import ANY_NAMES, Form, form_of
-from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText, read_once
 from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
@@ -30,6 +31,25 @@ _OF_WANDB = ("debug.log", "debug-internal.log", "debug-core.log")
 _LENGTH = re.compile(r"Total training steps: ([0-9]{1,15})")
 
 
+@dataclass(frozen=True)
+class Text:
+    """The numbers of a text with all its runs.
+
+    Attributes:
+        form: in which they are printed.
+        records: the lines or blocks with numbers.
+        places: the line of the text at which each of them ends, counted from 1.
+        bars: the progress bars among them.
+        runs: from which record to which each run is.
+    """
+
+    form: Form
+    records: Sequence[Printed]
+    places: Sequence[int]
+    bars: Bars
+    runs: Sequence[RunOfText]
+
+
 class Console:
     """A text in which somebody printed numbers, in one of `FORMS`."""
 
@@ -48,10 +68,14 @@ class Console:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the numbers of one run, with their steps."""
-        _, form = _looked_at(Path(source.path))
-        if form is None:
-            raise InputError(f"{source.name}: no line with numbers of a training is there")
-        yield from entries_of_text(lines_of(source, notes.tell), form, source.name, notes)
+        yield from entries_of_text(read_once(_read, source, notes), source.name, notes)
+
+
+def _read(source: Source, notes: LogNotes) -> Text:
+    _, form = _looked_at(Path(source.path))
+    if form is None:
+        raise InputError(f"{source.name}: no line with numbers of a training is there")
+    return text_of(lines_of(source, notes.tell), form, notes)
 
 
 @kept(32)
@@ -74,12 +98,12 @@ _LARGEST = 2**24
 """Bytes of a file that is parsed to find out whether it is JSON."""
 
 
-def entries_of_text(text: Iterable[str], form: Form, name: str, notes: LogNotes) -> Iterator[Entry]:
-    """Yield the numbers of one run of a text, with the steps that lines, progress bars or their order give."""
+def text_of(lines: Iterable[str], form: Form, notes: LogNotes) -> Text:
+    """Return the numbers of a text; `notes` takes the length of a run and the environment that it says."""
     bars = Bars()
     records: list[Printed] = []
     places: list[int] = []
-    for record in form.records(bars.watched(_lengths(text, notes), records)):
+    for record in form.records(bars.watched(_lengths(lines, notes), records)):
         records.append(record)
         places.append(bars.lines)
     usual = {each for record in records if record.step is not None for each in record.values}
@@ -92,14 +116,20 @@ def entries_of_text(text: Iterable[str], form: Form, name: str, notes: LogNotes)
         # What nothing counts, and has other names, is of responses where most lines are counted.
         records, places = [records[at] for at in kept], [places[at] for at in kept]
         bars = Bars([(bisect_left(kept, at), done, total) for at, done, total in bars.drawn])
-    first, after = notes.chosen(runs_in(records), name)
-    notes.begins = (places[first - 1] if first else 0, places[first]) if places else None
-    for record in records[first:after]:
+    return Text(form, records, places, bars, runs_in(records))
+
+
+def entries_of_text(text: Text, name: str, notes: LogNotes) -> Iterator[Entry]:
+    """Yield the numbers of one run of a text, with the steps that lines, progress bars or their order give."""
+    first, after = notes.chosen(text.runs, name)
+    notes.begins = (text.places[first - 1] if first else 0, text.places[first]) if text.places else None
+    records = text.records[first:after]
+    for record in records:
         notes.planned(record.total_steps)
-    rows = numbered(records[first:after], bars.between(first, after), name, notes, growing=reading.is_growing())
-    for row, where in one_row_a_step(rows, name, notes) if form in ANY_NAMES else rows:
+    rows = numbered(records, text.bars.between(first, after), name, notes, growing=reading.is_growing())
+    for row, where in one_row_a_step(rows, name, notes) if text.form in ANY_NAMES else rows:
         yield from entries_of(row, where, notes)
-    for sentence in form.remarks:
+    for sentence in text.form.remarks:
         notes.tell(f"{name}: {sentence}")
 
 

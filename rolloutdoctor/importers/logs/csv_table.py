@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TextIO
 
-from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes, read_once
 from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.numbers import number as number_in
 from rolloutdoctor.importers.logs.parts_of_steps import Row
@@ -45,15 +45,26 @@ class CsvTable:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step; where none has one, they may be numbered."""
-        try:
-            with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
-                _, delimiter = _head(Path(source.path))
-                table = csv.DictReader(_bounded(file, source.name), delimiter=delimiter)
-                yield from _entries(table, delimiter, source.name, notes)
-        except OSError as error:
-            raise InputError(f"{source.name}: {reason(error)}") from None
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
+        rows, said = read_once(_read, source, notes)
+        yield from entries_of_rows(rows, source.name, notes)
+        for sentence in said:
+            notes.tell(sentence)
+
+
+def _read(source: Source, notes: LogNotes) -> tuple[Sequence[Row], Sequence[str]]:
+    """Return the rows that have a step, or all if none has one, and what is said of them.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    try:
+        with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
+            _, delimiter = _head(Path(source.path))
+            return _rows(csv.DictReader(_bounded(file, source.name), delimiter=delimiter), delimiter, source.name)
+    except OSError as error:
+        raise InputError(f"{source.name}: {reason(error)}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
 
 
 def tag_of(source: str) -> str:
@@ -81,7 +92,7 @@ def _columns(names: Sequence[str], counter: str, source: str) -> dict[str, tuple
     return {name: ("", name) for name in names if name != counter}
 
 
-def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
+def _rows(table: "csv.DictReader[str]", delimiter: str, source: str) -> tuple[list[Row], list[str]]:
     counter = _counter(table.fieldnames or ()) or ""
     columns = _columns(table.fieldnames or (), counter, source)
     extremes = [(name, f"{name}{end}") for name in columns for end in _EXTREMES if f"{name}{end}" not in columns]
@@ -104,13 +115,14 @@ def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: L
             f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {counter} where an "
             "integer of 0 or more was expected; export the table again"
         )
-    yield from entries_of_rows(rows, source, notes)
+    said = []
     if binned:
-        notes.tell(f"{source}: points of the chart are means of several steps; export the run's history for all")
+        said.append(f"{source}: points of the chart are means of several steps; export the run's history for all")
     if odd:
         count = "1 line has" if len(odd) == 1 else f"{len(odd):,} lines have"
         are = "is" if len(odd) == 1 else "are"
-        notes.tell(f"{source}: {count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
+        said.append(f"{source}: {count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
+    return rows, said
 
 
 def _given(row: Mapping[str | None, object], delimiter: str) -> dict[str, object]:

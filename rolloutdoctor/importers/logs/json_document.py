@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rolloutdoctor.importers.logs.csv_table import DOWNLOADED, tag_of
 from rolloutdoctor.importers.logs.kinds_of_rows import Rows
-from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes, read_once
 from rolloutdoctor.importers.logs.numbers import Entry, is_list
+from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.rows import STEPS
 from rolloutdoctor.importers.logs.rows_of_document import rows_of
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
@@ -44,17 +45,20 @@ class JsonDocument:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows of the list."""
-        body = _document(source, notes)
-        if isinstance(body, dict) and _HISTORY in body:
-            notes.planned(body.get("max_steps"))
-            rows, is_counted, of = _history(body[_HISTORY], source.name), False, f" of {_HISTORY}"
-        else:
-            (rows, is_counted), of = rows_of(body), ""
-        if is_counted:
-            notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
-            notes.counted_steps = True
-        placed = [(row, f"{source.name}, row {number}{of}") for number, row in enumerate(rows, start=1)]
-        yield from entries_of_rows(placed, source.name, notes, is_printed=True)
+        yield from entries_of_rows(read_once(_read, source, notes), source.name, notes, is_printed=True)
+
+
+def _read(source: Source, notes: LogNotes) -> Sequence[Row]:
+    body = _document(source, notes)
+    if isinstance(body, dict) and _HISTORY in body:
+        notes.planned(body.get("max_steps"))
+        rows, is_counted, of = _history(body[_HISTORY], source.name), False, f" of {_HISTORY}"
+    else:
+        (rows, is_counted), of = rows_of(body), ""
+    if is_counted:
+        notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
+        notes.counted_steps = True
+    return [(row, f"{source.name}, row {number}{of}") for number, row in enumerate(rows, start=1)]
 
 
 def _history(rows: object, name: str) -> Rows:

@@ -1,11 +1,12 @@
 """JSON Lines of logged numbers: verl's file logger, metrics.jsonl of prime-rl and tinker-cookbook, a line a value."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.kinds_of_rows import NUMBERS, are_of_steps, is_history, kind_of_rows, steps_by_counter
-from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes, read_once
 from rolloutdoctor.importers.logs.numbers import Entry, is_number
+from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
 from rolloutdoctor.importers.logs.row_shapes import plain, without_excerpts
 from rolloutdoctor.importers.logs.rows import LONG, STEPS, counter_of
@@ -34,16 +35,20 @@ class JsonLines:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
-        is_tracker = is_history(lines.first_object(Path(source.path)) or {})
-        read = [*_rows(source, notes)]
-        found, counter = steps_by_counter([row for row, _ in read])
-        if counter:
-            notes.tell(f"{source.name}: the lines name no step; {counter}, which counts them, is taken for it")
-        rows = [
-            (row if is_tracker else plain(without_excerpts(row)), where)
-            for row, (_, where) in zip(found, read, strict=True)
-        ]
-        yield from entries_of_rows(rows, source.name, notes)
+        yield from entries_of_rows(read_once(_read, source, notes), source.name, notes)
+
+
+def _read(source: Source, notes: LogNotes) -> Sequence[Row]:
+    """Return the rows, each with its step."""
+    is_tracker = is_history(lines.first_object(Path(source.path)) or {})
+    read = [*_rows(source, notes)]
+    found, counter = steps_by_counter([row for row, _ in read])
+    if counter:
+        notes.tell(f"{source.name}: the lines name no step; {counter}, which counts them, is taken for it")
+    return [
+        (row if is_tracker else plain(without_excerpts(row)), where)
+        for row, (_, where) in zip(found, read, strict=True)
+    ]
 
 
 def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.block_forms import WANDB_SUMMARY
-from rolloutdoctor.importers.logs.console import entries_of_text
+from rolloutdoctor.importers.logs.console import Text, entries_of_text, text_of
 from rolloutdoctor.importers.logs.forms import ANY_NAMES, FORMS, Form
-from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes, read_once
 from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS
@@ -34,46 +34,51 @@ class NotebookOutputs:
         Raises:
             InputError: if there are none.
         """
-        notebook = read_notebook(Path(source.path))
-        if notebook is None:
-            raise InputError(f"{source.name}: not a whole notebook; save it again")
-        lines = list(chain.from_iterable(notebook.outputs))
-        if not lines:
-            raise InputError(f"{source.name}: a notebook without outputs, which were cleared; give one that was run")
-        # A table of losses alone says less than dicts with rewards below it.
-        records = {form: list(form.records(lines)) for form in FORMS}
-        added: Printed | None = None
-        if (last := _last_of_table(lines, records[_TABLE], records[WANDB_SUMMARY])) is not None:
-            added, records[WANDB_SUMMARY] = last, []
-        counts: dict[Form, int] = {form: sum(len(one.values) for one in found) for form, found in records.items()}
-        # Lines of any names may be of every response: they count where nothing else has numbers of rewards.
-        trained = {form for form in FORMS if form not in ANY_NAMES or _is_of_steps(records[form])}
-        best = max(
-            FORMS,
-            key=lambda form: (
-                form in trained and _has_reward(records[form], is_any=form in ANY_NAMES),
-                bool(metric_quantities(_names(records[form]))),
-                # A summary is of one step.
-                form is not WANDB_SUMMARY,
-                counts[form] > 0 and form not in ANY_NAMES,
-                counts[form],
-            ),
-        )
-        if _has_policy(records[BLOCKS]) and training_kind(_names(records[best])) in NOT_CHECKED:
-            # The table is of a supervised training before that of the blocks.
-            best = BLOCKS
-        if not counts[best]:
-            raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
-        yield from entries_of_text(lines, best, source.name, notes)
-        if added is not None and added.values and best is _TABLE and not notes.others:
+        text, added, ends = read_once(_read, source, notes)
+        yield from entries_of_text(text, source.name, notes)
+        if added is not None and added.values and text.form is _TABLE and not notes.others:
             notes.tell(
                 f"{source.name}: the table has no {', '.join(sorted(metric_quantities(added.values)))}: "
                 "read of the last step, from the summary that wandb shows"
             )
             yield added.step or 0, TRAIN, added.values
-        ends = list(accumulate(map(len, notebook.outputs)))
         before, first = notes.begins or (0, 0)
         notes.begins = bisect_left(ends, before) + 1 if before else 0, bisect_left(ends, first) + 1
+
+
+def _read(source: Source, notes: LogNotes) -> tuple[Text, Printed | None, list[int]]:
+    """Return the text of the outputs, what a summary adds to its last step, and the lines at which outputs end."""
+    notebook = read_notebook(Path(source.path))
+    if notebook is None:
+        raise InputError(f"{source.name}: not a whole notebook; save it again")
+    lines = list(chain.from_iterable(notebook.outputs))
+    if not lines:
+        raise InputError(f"{source.name}: a notebook without outputs, which were cleared; give one that was run")
+    # A table of losses alone says less than dicts with rewards below it.
+    records = {form: list(form.records(lines)) for form in FORMS}
+    added: Printed | None = None
+    if (last := _last_of_table(lines, records[_TABLE], records[WANDB_SUMMARY])) is not None:
+        added, records[WANDB_SUMMARY] = last, []
+    counts: dict[Form, int] = {form: sum(len(one.values) for one in found) for form, found in records.items()}
+    # Lines of any names may be of every response: they count where nothing else has numbers of rewards.
+    trained = {form for form in FORMS if form not in ANY_NAMES or _is_of_steps(records[form])}
+    best = max(
+        FORMS,
+        key=lambda form: (
+            form in trained and _has_reward(records[form], is_any=form in ANY_NAMES),
+            bool(metric_quantities(_names(records[form]))),
+            # A summary is of one step.
+            form is not WANDB_SUMMARY,
+            counts[form] > 0 and form not in ANY_NAMES,
+            counts[form],
+        ),
+    )
+    if _has_policy(records[BLOCKS]) and training_kind(_names(records[best])) in NOT_CHECKED:
+        # The table is of a supervised training before that of the blocks.
+        best = BLOCKS
+    if not counts[best]:
+        raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
+    return text_of(lines, best, notes), added, list(accumulate(map(len, notebook.outputs)))
 
 
 _TABLE = next(form for form in FORMS if isinstance(form, TextTable))

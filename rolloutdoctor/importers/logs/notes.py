@@ -2,10 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
 
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, REWARDS, is_list
+from rolloutdoctor.importers.reading.lines import is_growing
+from rolloutdoctor.importers.reading.unchanged import state_of
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.results.errors import InputError
+
+_Found = TypeVar("_Found")
 
 Tell = Callable[[str], None]
 """Takes a sentence for the user."""
@@ -107,6 +114,45 @@ class LogNotes:
                 f"read; give {name}/N for another one, or check them with --each"
             )
         return runs[number - 1].first, runs[number - 1].after
+
+
+def read_once(read: Callable[[Source, LogNotes], _Found], source: Source, notes: LogNotes) -> _Found:
+    """Return what `read` finds in a log, and note what it notes; a log of several runs is read once for all of them.
+
+    What was found is kept up to the next log; `forget` lets go of it.
+    """
+    key = read, source, state_of(Path(source.path)), is_growing()
+    if not _last or _last[0].key != key:
+        forget()
+        said: list[str] = []
+        own = LogNotes(said.append)
+        _last.append(_Read(key, read(source, own), own, said))
+    of_all = _last[0]
+    for sentence in of_all.said:
+        notes.tell(sentence)
+    notes.planned(of_all.notes.total_steps)
+    notes.environment = of_all.notes.environment
+    notes.counted_steps = of_all.notes.counted_steps
+    return cast(_Found, of_all.found)
+
+
+def forget() -> None:
+    """Let go of the log that was read last."""
+    _last.clear()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was found in a log, what it is known by, and its notes."""
+
+    key: object
+    found: object
+    notes: LogNotes
+    said: Sequence[str]
+
+
+_last: list[_Read] = []
+"""The log that was read last, if anything of it is kept."""
 
 
 def ordinal(number: int) -> str:

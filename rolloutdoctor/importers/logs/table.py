@@ -10,7 +10,7 @@ from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
 from rolloutdoctor.importers.logs.mlflow_run import MlflowRun
 from rolloutdoctor.importers.logs.notebook import NotebookOutputs
-from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes, forget
 from rolloutdoctor.importers.logs.numbers import Entry, NoNumber
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
@@ -134,3 +134,5 @@ def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[tuple[in
         notes.reader.numbers(source.name, (name for name, value in numbers.items() if value is not None))
         notes.reader.nulls(source.name, (name for name, value in numbers.items() if value is None))
         yield step, split, numbers
+    if notes.runs == 1:
+        forget()
