@@ -63,7 +63,21 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
         SeveralRunsError: if they are of several runs.
     """
     notes = ReaderNotes() if notes is None else notes
-    tables = [(log.name, _read_log(log, notes)) for log in logs]
+    return of_one_run(tables_of(logs, notes), notes)
+
+
+def tables_of(logs: Sequence[Source], notes: ReaderNotes) -> list[tuple[str, LoggedMetrics]]:
+    """Read each of some logs, under its name.
+
+    Raises:
+        InputError: if one cannot be read.
+    """
+    return [(log.name, _read_log(log, notes)) for log in logs]
+
+
+def of_one_run(tables: list[tuple[str, LoggedMetrics]], notes: ReaderNotes) -> LoggedMetrics:
+    """Return logs as one, as `read_logs` does, which has read them."""
+    first = tables[0][0]
     total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
     tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in _of_steps(tables, notes)]
     check_one_log(tables)
@@ -85,7 +99,7 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
         found.begins, found.part, found.others = only.begins, only.part, only.others
     found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):
-        raise InputError(f"{logs[0].name}: no number was logged there")
+        raise InputError(f"{first}: no number was logged there")
     return found
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.opening.logs import are_apart, logs_of, read_logs
+from rolloutdoctor.io.reader_notes import ReaderNotes
+from rolloutdoctor.opening.logs import are_apart, logs_of, of_one_run, tables_of
 from rolloutdoctor.results.errors import RolloutDoctorError
 
 _MOST = 4
@@ -24,6 +25,7 @@ def are_of_one_training(folders: Sequence[Path]) -> bool:
     """Tell folders of logs that hold the same numbers at the same steps, and nowhere others, each in another format."""
     if len(folders) > _MOST:
         return False
+    notes = ReaderNotes()
     try:
         logs = [logs_of([str(folder)]) for folder in folders]
         if not all(logs):
@@ -32,8 +34,9 @@ def are_of_one_training(folders: Sequence[Path]) -> bool:
         if len(set().union(*kinds)) < sum(map(len, kinds)):
             # Nothing writes the same twice: they are copies, or runs of one seed.
             return False
-        tables = [*map(read_logs, logs)]
-        read_logs([log for each in logs for log in each])
+        read = [tables_of(each, notes) for each in logs]
+        tables = [of_one_run(each, notes) for each in read]
+        of_one_run([table for each in read for table in each], notes)
     except RolloutDoctorError:
         return False
     before = [(tables[:place], table) for place, table in enumerate(tables)][1:]
