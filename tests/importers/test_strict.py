@@ -6,10 +6,9 @@ import time
 import pytest
 from importers.importing import DATA
 
-from rolloutdoctor.importers.logs.dict_forms import SLIME
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.step_lines import SLIME, VERL
 from rolloutdoctor.importers.logs.table import kind_of, read_log
-from rolloutdoctor.importers.logs.verl_line import VerlLine
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metrics import read_metrics
@@ -33,7 +32,7 @@ def test_console_logs_take_the_time_of_reading_them(tmp_path, line):
     path.write_text(TRL + line)
     begin = time.process_time()
     assert [values for _, _, values in read(path)] == [{"loss": 0.1, "grad_norm": 0.2, "epoch": 0.1}]
-    assert [[*form.records(path.read_text().split("\n"))] for form in (VerlLine(), SLIME)] == [[], []]
+    assert [[*form.records(path.read_text().split("\n"))] for form in (VERL, SLIME)] == [[], []]
     assert time.process_time() - begin < 5
 
 

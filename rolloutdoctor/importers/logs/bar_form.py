@@ -9,6 +9,7 @@ from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import (
     FEWEST_NUMBERS,
     LONGEST_LINE,
+    Form,
     Printed,
     is_log_line,
     name_of,
@@ -72,7 +73,7 @@ class _Bar:
             self.shown[self.before + done] = self.rounds[-1] = values
 
 
-class ProgressBars:
+class ProgressBars(Form):
     """``Episode [1/2]:  5%|▌ | 5/100 [01:00<19:00, 12.0s/it, reward=0.5, kl=0.01]``, a line a count.
 
     ``tqdm.format_meter`` (tqdm/std.py) draws it. Of several bars it is the one with rewards, then the one with most.

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rolloutdoctor.importers.logs.numbers import number
-from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Printed, is_log_line
+from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, Form, Printed, is_log_line
 from rolloutdoctor.importers.logs.rows import STEPS
 
 _STEPS = (*STEPS[:-1], "time/total_timesteps")
 
 
 @dataclass(frozen=True, eq=False)
-class BlockForm:
+class BlockForm(Form):
     """A line with a step, and names with numbers behind it, up to the next step or a name that is there already.
 
     Attributes:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT
-from rolloutdoctor.importers.logs.forms import ANY_NAMES, Form, form_of
+from rolloutdoctor.importers.logs.forms import ANY_NAMES, form_of
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText, read_once
 from rolloutdoctor.importers.logs.numbers import Entry
-from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.importers.logs.printed import Form, Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
 from rolloutdoctor.importers.logs.rows import entries_of

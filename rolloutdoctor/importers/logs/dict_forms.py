@@ -1,4 +1,4 @@
-"""Dicts that programs print: a row of `DICTS` is where the number of the step stands, and what is done to names."""
+"""Dicts that programs print, with their step among the numbers."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,6 +9,7 @@ from rolloutdoctor.importers.logs.counters import COUNTERS, counted
 from rolloutdoctor.importers.logs.printed import (
     FEWEST_NUMBERS,
     LONGEST_LINE,
+    Form,
     Printed,
     dict_in,
     is_log_line,
@@ -34,7 +35,6 @@ _INNER = re.compile(r"""(['"])(?:metrics|data)\1\s?:\s?\{(?=\s*['"])""")
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
 _OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 """What the Trainer logs as it trains: the summary at its end has ``train_loss``."""
-_EVALUATIONS = frozenset({"eval", "passrate"})
 _EVAL = "eval_"
 _SUMMARY = "train_runtime"
 _OF_STEP = re.compile(r"(?i)loss|kl|entropy|grad|lr|learning_rate|clip|ratio|mean|avg|average|std|epoch|episode|return")
@@ -42,23 +42,18 @@ _OF_STEP = re.compile(r"(?i)loss|kl|entropy|grad|lr|learning_rate|clip|ratio|mea
 
 
 @dataclass(frozen=True)
-class DictForm:
-    """A dict of Python or an object of JSON on a line of text, whole or cut.
+class DictForm(Form):
+    """A dict of Python or an object of JSON on a line of text, whole or cut, with its step in it, before it or nowhere.
 
     Attributes:
         title: what a text of this form is, in words.
-        numbering: counter and step that stand before the dict; None: the step is in it, or nowhere.
         mark: text of every line of this form.
-        prefix: of the names, which the trackers of the trainer have and the console has not.
         names: of which one has to be there beside an epoch; none: three numbers, one of them a metric.
     """
 
-    title: str
-    numbering: re.Pattern[str] | None = None
+    title: str = "lines of names and numbers"
     mark: str = ": "
-    prefix: str = ""
     names: frozenset[str] = frozenset()
-    remarks: tuple[str, ...] = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the dicts that log numbers; the summary at the end of a training only where there is nothing else.
@@ -70,7 +65,7 @@ class DictForm:
         whole: Printed | None = None
         at_end: list[Printed] = []
         has_ended = False
-        for line in _joined(lines):
+        for line in joined_dicts(lines):
             if self.mark not in line:
                 cut = None if whole is None or "{" not in line else _cut(line, whole)
                 if cut is not None and "}" in line:
@@ -79,9 +74,9 @@ class DictForm:
                 elif cut is not None:
                     yield cut
                 continue
-            if not self.names and self.numbering is None and "{" not in line and "eval" not in line:
+            if not self.names and "{" not in line and "eval" not in line:
                 rewards |= mean_rewards_in(line)
-            found = self._numbered(line) if self.numbering else self._unnumbered(line)
+            found = self._found(line)
             if _SUMMARY not in line:
                 for record in found:
                     whole, at_end = (record if self.names else None), []
@@ -96,14 +91,7 @@ class DictForm:
                 summary = list(found)
         yield from [*(summary or ()), *at_end]
 
-    def _numbered(self, line: str) -> Iterator[Printed]:
-        match = None if self.numbering is None else self.numbering.search(line)
-        row = None if match is None else dict_in(line[match.end() :])
-        values = {f"{self.prefix}{name}": value for name, value in values_of(row or {}).items()}
-        if match is not None and any("/" in name for name in values):
-            yield Printed(values, int(match[2]), EVAL if match[1] in _EVALUATIONS else TRAIN, counter=match[1])
-
-    def _unnumbered(self, line: str) -> Iterator[Printed]:
+    def _found(self, line: str) -> Iterator[Printed]:
         # Who pastes a line may lose its first character.
         text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
         opened = _OPENS.search(text)
@@ -130,23 +118,10 @@ class DictForm:
             yield Printed(values, step, EVAL if is_eval else TRAIN, counter=counter, total_steps=total, texts=texts)
 
 
-# ``train`` (slime/backends/megatron_utils/model.py) and slime/observability/*_metrics.py; ``fit``
-# (openrlhf/trainer/ppo_trainer.py, ppo_trainer_async.py); ``ProgressCallback.on_log`` and ``PrinterCallback.on_log``
-# (transformers/trainer_callback.py), where ms-swift says the step as well.
-SLIME = DictForm(
-    "the console log of slime",
-    # OpenRLHF says "Global step".
-    re.compile(r"(?<!Global )(?<![^\s\]])(step|rollout|perf|eval|passrate|multi_turn) ([0-9]{1,18}): (?=\{)"),
-    mark=": {",
-)
-OPENRLHF = DictForm(
-    "the console log of OpenRLHF",
-    re.compile(r"(Global step) ([0-9]{1,18}): (?=\{')"),
-    mark="Global step ",
-    prefix="train/",
-)
-TRAINER = DictForm("the console log of the transformers Trainer", mark="epoch", names=_OF_UPDATES)
-ANY_DICT = DictForm("lines of names and numbers")
+# ``ProgressCallback.on_log`` and ``PrinterCallback.on_log`` (transformers/trainer_callback.py), where ms-swift says the
+# step as well.
+TRAINER = DictForm("the console log of the transformers Trainer", "epoch", _OF_UPDATES)
+ANY_DICT = DictForm()
 
 
 def _cut(line: str, whole: Printed) -> Printed | None:
@@ -167,7 +142,7 @@ def _named(name: str, *, is_eval: bool) -> str:
     return name.removeprefix(_EVAL) if is_eval else name
 
 
-def _joined(lines: Iterable[str]) -> Iterator[str]:
+def joined_dicts(lines: Iterable[str]) -> Iterator[str]:
     """Put the lines of a dict together that is broken over several, with the step on the line above it.
 
     Of a list on one line yield each dict.

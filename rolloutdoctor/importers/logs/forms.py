@@ -1,7 +1,6 @@
 """The ways in which programs print numbers, and which of them a text is in."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from rolloutdoctor.importers.logs.bar_form import ProgressBars
 from rolloutdoctor.importers.logs.block_forms import (
@@ -16,36 +15,17 @@ from rolloutdoctor.importers.logs.block_forms import (
     WANDB_SUMMARY,
     WARNINGS,
 )
-from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
+from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, TRAINER
 from rolloutdoctor.importers.logs.pair_lines import Pairs
-from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.importers.logs.printed import Form, Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines, Updates
+from rolloutdoctor.importers.logs.step_lines import OPENRLHF, SLIME, VERL
 from rolloutdoctor.importers.logs.text_table import TextTable
-from rolloutdoctor.importers.logs.verl_line import VerlLine
-
-
-class Form(Protocol):
-    """One way in which programs print numbers. The docstring names the upstream function."""
-
-    @property
-    def title(self) -> str:
-        """What a text of this form is, in words."""
-        ...
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What the user should know of its numbers, in sentences."""
-        ...
-
-    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
-        """Yield the lines with numbers, in their order."""
-        ...
-
 
 _PAIRS = Pairs()
 
 FORMS: tuple[Form, ...] = (
-    VerlLine(),
+    VERL,
     SLIME,
     PRIME_RL,
     NEMO_RL,

@@ -8,10 +8,10 @@ from pathlib import Path
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.block_forms import WANDB_SUMMARY
 from rolloutdoctor.importers.logs.console import Text, entries_of_text, text_of
-from rolloutdoctor.importers.logs.forms import ANY_NAMES, FORMS, Form
+from rolloutdoctor.importers.logs.forms import ANY_NAMES, FORMS
 from rolloutdoctor.importers.logs.notes import LogNotes, read_once
 from rolloutdoctor.importers.logs.numbers import Entry
-from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.importers.logs.printed import Form, Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS
 from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook

@@ -10,6 +10,7 @@ from rolloutdoctor.importers.logs.counters import COUNTERS, counted, of_one_coun
 from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import (
     FEWEST_NUMBERS,
+    Form,
     Printed,
     is_log_line,
     is_update,
@@ -21,7 +22,7 @@ from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
 
-class Pairs:
+class Pairs(Form):
     """Lines of names with numbers and a counter: loops of one's own, Megatron's ``iteration 2/ 624 | loss: ... |``.
 
     ``training_log`` (megatron/training/training.py) prints the second. A line that is a name and a number alone belongs
@@ -29,7 +30,6 @@ class Pairs:
     """
 
     title = "lines of names and numbers"
-    remarks = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the steps; what has a counter, and no metric that many of them have, is the text of a response."""

@@ -1,7 +1,7 @@
 """Numbers in a line of text: a dict of Python or JSON, whole or cut, and names with a number behind them."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -62,6 +62,22 @@ class Printed:
     total_steps: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
     is_after_end: bool = False
+
+
+class Form:
+    """One way in which programs print numbers. The docstring names the upstream function.
+
+    Attributes:
+        title: what a text of this form is, in words.
+        remarks: what the user should know of its numbers, in sentences.
+    """
+
+    title: str
+    remarks: tuple[str, ...] = ()
+
+    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield the lines with numbers, in their order."""
+        raise NotImplementedError
 
 
 def dict_in(text: str) -> dict[str, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from rolloutdoctor.importers.logs.numbers import number, of_rewards
-from rolloutdoctor.importers.logs.printed import PAIR, Printed, is_update, name_of, pairs
+from rolloutdoctor.importers.logs.printed import PAIR, Form, Printed, is_update, name_of, pairs
 from rolloutdoctor.importers.logs.rows import STEPS
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -26,7 +26,7 @@ _TIMES = 4
 """Times as many as the steps that another form finds, which have more in them."""
 
 
-class RepeatedLines:
+class RepeatedLines(Form):
     """Lines that are names and numbers alone: one with a loss is a step, and rewards before it are of its responses."""
 
     title = "lines of names and numbers"
@@ -50,14 +50,13 @@ class RepeatedLines:
             yield from steps
 
 
-class RepeatedBlocks:
+class RepeatedBlocks(Form):
     """Blocks of lines of one name and number each, the same names in the same order: a block is a step.
 
     The course notebooks of TRL's first PPOTrainer print ``objective/kl: 29.3`` and what is below it after every step.
     """
 
     title = "blocks of names and numbers"
-    remarks = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the blocks, if there are some, all of the same metrics, with the step that they or a bar above name."""
@@ -95,11 +94,10 @@ def _of_steps(names: Sequence[str], blocks: Sequence[tuple[dict[str, float | Non
         yield Printed(values, None if step is None else int(step))
 
 
-class Updates:
+class Updates(Form):
     """Lines with a loss and two more metrics: no response has them, so that each is of a step."""
 
     title = "lines of names and numbers"
-    remarks = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield a step for each line."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from html import unescape
 
 from rolloutdoctor.importers.logs.numbers import number, of_splits
-from rolloutdoctor.importers.logs.printed import Printed, name_of, values_of
+from rolloutdoctor.importers.logs.printed import Form, Printed, name_of, values_of
 from rolloutdoctor.importers.logs.rows import OF_ROLLOUTS, STEPS
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import writers
@@ -31,14 +31,13 @@ _TIGHT = re.compile(rf"\s*(?:[0-9]+[\s,]+[-+0-9.]|(?i:(?:{'|'.join(_STEPS)})[\s,
 _FEWEST_NAMES, _MOST_CELLS = 2, 1_000
 
 
-class TextTable:
+class TextTable(Form):
     """A line of names, one of them ``Step``, and lines of as many numbers, between ``|``, tabs, spaces or HTML's tags.
 
     ``text_to_html_table`` and ``NotebookProgressCallback.on_log`` (transformers/utils/notebook.py).
     """
 
     title = "a table of logged numbers"
-    remarks = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the rows of all tables with a step and a loss, or names that trainers log."""
