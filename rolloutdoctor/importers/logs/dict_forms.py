@@ -6,19 +6,21 @@ from dataclasses import dataclass, replace
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.counters import COUNTERS, counted
+from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.importers.logs.printed import (
     FEWEST_NUMBERS,
     LONGEST_LINE,
+    NULL,
     Form,
     Printed,
     dict_in,
     is_log_line,
     mean_rewards_in,
     nulls_of,
-    texts_in,
     values_of,
 )
 from rolloutdoctor.importers.logs.rows import MOST_NAMES, OF_ROLLOUTS, STEPS, counter_of
+from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
 _LINES = 1_000
@@ -113,7 +115,7 @@ class DictForm(Form):
             is_of_step = step is not None or any(name in COUNTERS or _OF_STEP.search(name) for name in values)
             logs = is_long and is_of_step and is_log_line(values) and not any(name in line for name in of_rollouts)
         if logs:
-            texts = texts_in(text[text.find("{") :])
+            texts = _texts_in(text[text.find("{") :])
             texts = {_named(name, is_eval=is_eval): value for name, value in texts.items()}
             yield Printed(values, step, EVAL if is_eval else TRAIN, counter=counter, total_steps=total, texts=texts)
 
@@ -172,3 +174,20 @@ def joined_dicts(lines: Iterable[str]) -> Iterator[str]:
             yield line
         above = f"{text} " if text.rstrip().endswith(":") and counted(text) else ""
     yield from held
+
+
+_TEXT = re.compile(r"""(['"])([\w/ .-]{1,100})\1\s?:\s?(['"])((?:(?!\3)[^\\\n]){1,60})\3\s*(?=[,}])""")
+
+
+def _texts_in(text: str) -> dict[str, str]:
+    """Return what a dict has in place of the number of a metric.
+
+    >>> _texts_in("{'loss': 0.5, 'reward': 'n/a', 'kl': '0.1', 'remaining': '3h'}")
+    {'reward': 'n/a'}
+    """
+    found = {name: value for _, name, _, value in _TEXT.findall(text)} if len(text) <= LONGEST_LINE else {}
+    return {
+        name: value
+        for name, value in found.items()
+        if is_metric(name) and number(value.partition("/")[0].strip()) is None and value not in NULL.split("|")
+    }

@@ -122,18 +122,16 @@ def read_once(read: Callable[[Source, LogNotes], _Found], source: Source, notes:
     What was found is kept up to the next log; `forget` lets go of it.
     """
     key = read, source, state_of(Path(source.path)), is_growing()
-    if not _last or _last[0].key != key:
+    if key not in _last:
         forget()
-        said: list[str] = []
-        own = LogNotes(said.append)
-        _last.append(_Read(key, read(source, own), own, said))
-    of_all = _last[0]
-    for sentence in of_all.said:
+        own = LogNotes(ReaderNotes())
+        _last[key] = read(source, own), own
+    found, own = _last[key]
+    for sentence in own.reader.sentences:
         notes.tell(sentence)
-    notes.planned(of_all.notes.total_steps)
-    notes.environment = of_all.notes.environment
-    notes.counted_steps = of_all.notes.counted_steps
-    return cast(_Found, of_all.found)
+    notes.planned(own.total_steps)
+    notes.environment, notes.counted_steps = own.environment, own.counted_steps
+    return cast(_Found, found)
 
 
 def forget() -> None:
@@ -141,18 +139,8 @@ def forget() -> None:
     _last.clear()
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What was found in a log, what it is known by, and its notes."""
-
-    key: object
-    found: object
-    notes: LogNotes
-    said: Sequence[str]
-
-
-_last: list[_Read] = []
-"""The log that was read last, if anything of it is kept."""
+_last: dict[object, tuple[object, LogNotes]] = {}
+"""What was found in the log that was read last, and its notes; empty if nothing is kept."""
 
 
 def ordinal(number: int) -> str:

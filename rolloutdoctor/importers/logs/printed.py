@@ -12,7 +12,7 @@ from rolloutdoctor.metric_names.table import metric_quantities
 
 NUMBER = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]{1,20}|nan|inf|NaN|Infinity)"
 
-_NULL = "None|null"
+NULL = "None|null"
 """A metric without a value: TRL logs None where every value that it would average is NaN."""
 
 LONGEST_LINE = 2**16
@@ -24,7 +24,7 @@ FEWEST_NUMBERS = 3
 # A text that has no end is one to the end of the line: to look for its end again behind each quote takes the square.
 _TOKENS = re.compile(
     r"""('(?:[^'\\]|\\.)*+'?|"(?:[^"\\]|\\.)*+"?)"""
-    rf"""(?:\s?:\s*(?:(?:np|numpy)\.\w{{1,20}}\(|tensor\()?['"]?({NUMBER}(?:/[0-9]{{1,18}})?|{_NULL})"""
+    rf"""(?:\s?:\s*(?:(?:np|numpy)\.\w{{1,20}}\(|tensor\()?['"]?({NUMBER}(?:/[0-9]{{1,18}})?|{NULL})"""
     # A tensor prints where it is, and what made it.
     r"""(?:(?:,\s\w{1,20}=[^(){},]{1,60}){1,4}\))?['")\s]*(?=[,}]))?|([\[{(])|[\]})]"""
 )
@@ -105,7 +105,7 @@ def values_of(row: dict[str, str]) -> dict[str, float | None]:
 
 def nulls_of(row: dict[str, str]) -> dict[str, float | None]:
     """Return the names that a dict has with no value, as ``'kl': None``."""
-    return {name: None for name, text in row.items() if text in _NULL.split("|")}
+    return {name: None for name, text in row.items() if text in NULL.split("|")}
 
 
 @lru_cache(maxsize=64)
@@ -131,23 +131,6 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
         rewards = [number(part.strip(" '\"")) for part in inner.split(",")]
         found = of_rewards(label, [] if None in rewards else rewards)
         yield from ((name, repr(value)) for name, value in found.items() if REWARD_STD in found)
-
-
-_TEXT = re.compile(r"""(['"])([\w/ .-]{1,100})\1\s?:\s?(['"])((?:(?!\3)[^\\\n]){1,60})\3\s*(?=[,}])""")
-
-
-def texts_in(text: str) -> dict[str, str]:
-    """Return what a dict has in place of the number of a metric.
-
-    >>> texts_in("{'loss': 0.5, 'reward': 'n/a', 'kl': '0.1', 'remaining': '3h'}")
-    {'reward': 'n/a'}
-    """
-    found = {name: value for _, name, _, value in _TEXT.findall(text)} if len(text) <= LONGEST_LINE else {}
-    return {
-        name: value
-        for name, value in found.items()
-        if is_metric(name) and number(value.partition("/")[0].strip()) is None and value not in _NULL.split("|")
-    }
 
 
 _LEVEL = re.compile(r"^\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\]?[\s:]+")

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.csv_table import CsvTable
-from rolloutdoctor.importers.logs.json_document import JsonDocument
-from rolloutdoctor.importers.logs.json_lines import JsonLines
+from rolloutdoctor.importers.logs.json_rows import JsonDocument, JsonLines
 from rolloutdoctor.importers.logs.mlflow_run import MlflowRun
 from rolloutdoctor.importers.logs.notebook import NotebookOutputs
 from rolloutdoctor.importers.logs.notes import LogNotes, forget
