@@ -540,11 +540,16 @@ def test_a_reward_below_the_largest_of_a_response_is_not_solved():
     )
 
 
-@pytest.mark.parametrize(("rate", "is_said"), [(9e-7, True), (1.1e-6, False)])
-def test_a_kl_that_no_update_can_have_made_is_said_first(rate, is_said):
-    report = check_log("RDG012", "trl", kl=[0.48, 0.53, 0.43], learning_rate=[rate] * 3, every=2)
+@pytest.mark.parametrize(("rate", "every", "is_said"), [(9e-7, 2, True), (9e-7, 3, True), (1.1e-6, 2, False)])
+def test_a_kl_that_no_update_can_have_made_is_said_first(rate, every, is_said):
+    report = check_log("RDG012", "trl", kl=[0.48, 0.53, 0.43], learning_rate=[rate] * 3, every=every)
     (found,) = report.findings
     assert (found.severity.label, "at a learning rate of" in found.remark) == ("info", is_said)
+
+
+def test_the_rate_of_a_single_update_is_not_said():
+    (found,) = check_log("RDG012", "verl", kl=[0.48, 0.53, 0.43], learning_rate=[9e-7] * 3).findings
+    assert found.headline.startswith("the KL is 0.48 nats in the first step: ")
 
 
 def test_a_fall_begins_where_it_leaves_the_noise():
