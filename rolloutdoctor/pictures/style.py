@@ -187,13 +187,27 @@ def say_cut(ax: Axes, bins: Bins, which: int) -> None:
 def line(ax: Axes, steps: Sequence[int], values: Sequence[float], **look: Any) -> None:  # noqa: ANN401
     """Draw a series; a long one as mean and range of neighbouring steps, a short one with a mark for each step."""
     color = look.get("color", DARK)
-    if len(steps) <= MOST_POINTS:
-        marked: dict[str, Any] = {"marker": "o", "markersize": 5.0} if len(steps) <= MARKED else {}
-        ax.plot(steps, values, **(marked | look))
-        return
-    centers, means, lows, highs = condensed(steps, values)
-    ax.fill_between(centers, lows, highs, color=color, alpha=0.25, linewidth=0)
-    ax.plot(centers, means, **{name: value for name, value in look.items() if name != "marker"})
+    places: Sequence[float] = steps
+    if len(steps) > MOST_POINTS:
+        places, values, lows, highs = condensed(steps, values)
+        ax.fill_between(places, lows, highs, color=color, alpha=0.25, linewidth=0)
+        look.pop("marker", None)
+    marked: dict[str, Any] = {"marker": "o", "markersize": 5.0}
+    if len(steps) > MARKED:
+        # A line has no point between two gaps.
+        points = [] if "marker" in look else lone(values)
+        marked = marked | {"markersize": 3.0, "markevery": points} if points else {}
+    ax.plot(places, values, **(marked | look))
+
+
+def lone(values: Sequence[float]) -> list[int]:
+    """Return the places of finite values between gaps, through which no line is drawn.
+
+    >>> lone([1.0, math.nan, 2.0, 3.0, math.nan, 4.0])
+    [0, 5]
+    """
+    finite = [False, *map(math.isfinite, values), False]
+    return [place for place in range(len(values)) if finite[place + 1] and not finite[place] and not finite[place + 2]]
 
 
 def condensed(

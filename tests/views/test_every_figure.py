@@ -1,9 +1,12 @@
 """What holds of every figure: the same bytes each time, nothing outside it, no crash on odd data."""
 
+import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from views.figure_data import (
     BY_STEP,
     MAKE,
@@ -22,7 +25,7 @@ from views.figure_data import (
 )
 
 from rolloutdoctor.pictures.inline import inline_svg
-from rolloutdoctor.pictures.style import MOST_POINTS, condensed, words_alone
+from rolloutdoctor.pictures.style import MARKED, MOST_POINTS, condensed, line, words_alone
 from rolloutdoctor.pictures.table import PICTURES, as_bytes, figure_of, format_for, known_by
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.figures import (
@@ -191,6 +194,19 @@ def test_dollar_signs_are_no_formula():
     data = kl(metric="$x^2$")
     assert b"rollout" not in as_bytes(figure_of("kl", data), "kl", "svg")
     assert "$x^2$, nats" in inline_svg(figure_of("kl", data), "kl", "words")
+
+
+@pytest.mark.parametrize("steps", [MARKED, MARKED + 1, 10 * MOST_POINTS])
+def test_a_value_between_two_gaps_is_drawn(steps):
+    """A line of many steps has no marks, and none is drawn through a single value."""
+    gap = -(-steps // MOST_POINTS)
+    values = [1.0 if step < steps // 2 or step // gap == steps // gap - 2 else math.nan for step in range(steps)]
+    ax = Figure().subplots()
+    line(ax, range(steps), values)
+    (drawn,) = ax.lines
+    places = np.flatnonzero(np.isfinite(drawn.get_ydata()))
+    assert drawn.get_marker() == "o"
+    assert places[-1] in (drawn.get_markevery() or places)
 
 
 def test_pictures_are_told_apart_in_grey():
