@@ -103,3 +103,7 @@ def test_where_turns_start():
     near, rest = distances(batch, torch.tensor([True, False, False, True]))
     assert sum(near.values()) == 5
     assert sum(rest.values()) == 2
+    # A turn of one token ends with its row: what follows begins the next one.
+    batch = toy_batch([[1, 0]], mask=[[1, 0, 1], [1, 1, 0, 1]], rollout=-1.5)
+    near, rest = distances(batch, torch.tensor([True, True]))
+    assert (sum(near.values()), sum(rest.values())) == (2, 3)
