@@ -14,7 +14,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward": (
         *("reward", "rewards", "reward_score", "rew", "ep_rew", "ep_reward", "episode_reward", "score", "scores"),
         *("total_reward", "total_rewards", "reward_total", "r_total", "batch_reward", "episode_return", "ep_return"),
-        *("episode_score", "ep_score"),
+        *("episode_score", "ep_score", "final_reward"),
         *("rollout_reward", "rollout_rewards", "r"),
     ),
     "accuracy": (
@@ -85,9 +85,13 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout|ppo|grpo|env|losses|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history|stats|per_(?:episode|step|iteration|epoch|update))(?![a-z])|/(mean|avg|average)$"
+    r"^(train|rollout|ppo|grpo|env|losses|performance|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|percent|history|stats|at_step|per_(?:episode|step|iteration|epoch|update))(?![a-z])|/(mean|avg|average|train)$"
 )
 """What says that a number is a mean, of the training, or whose: ``skyrl.ai/grad_norm``."""
+
+_IN_PERCENT = re.compile(r"(?<![a-z])(?:pct|percent)(?![a-z])")
+_SHARES = frozenset(name for name, one in BY_NAME.items() if one.definition.startswith("share")) - {"accuracy"}
+"""Quantities that are compared with numbers between 0 and 1: in percent they would be a hundred times as large."""
 
 _BRACKETED = re.compile(r"([^()]{1,100}?)_?\(([^()]{1,100})\)?")
 
@@ -148,9 +152,14 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(sorted(word if word.endswith("ss") else word.removesuffix("s") for word in words))
 
 
+def _bare(name: str) -> str:
+    """Return a name without what is around it; ``reward/train_avg`` has two words of it."""
+    return _AROUND.sub("", _AROUND.sub("", name))
+
+
 @lru_cache(2**12)
 def _spelled(name: str) -> str | None:
-    return _by_spelling().get(_words(name)) or _by_spelling().get(_words(_AROUND.sub("", name)))
+    return _by_spelling().get(_words(name)) or _by_spelling().get(_words(_bare(name)))
 
 
 def is_held_out(name: str) -> bool:
@@ -178,9 +187,11 @@ def generic(name: str) -> MetricName | None:
     quantity = next((found for one in parts if (found := _spelled(one)) is not None), None)
     if quantity is None and is_held_out(name):
         # Its loss is not that of the training.
-        of = _AROUND.sub("", _OF_MANY.sub("", _HELD_OUT.sub("", name.lower())).replace("-", "_"))
+        of = _bare(_OF_MANY.sub("", _HELD_OUT.sub("", name.lower())).replace("-", "_"))
         quantity = _OF_EVALUATIONS.get(_by_spelling().get(_words(of), ""))
-    return None if quantity is None else MetricName(name, quantity, BY_NAME[quantity].definition, "")
+    if quantity is None or (quantity in _SHARES and _IN_PERCENT.search(lower) is not None):
+        return None
+    return MetricName(name, quantity, BY_NAME[quantity].definition, "")
 
 
 def taken_for(names: Collection[str]) -> dict[str, str]:

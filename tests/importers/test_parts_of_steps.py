@@ -29,6 +29,21 @@ def test_rows_of_the_parts_of_a_step_are_its_mean(tmp_path):
     assert told == [f"{tmp_path / 'log.json'}: 3 rows are of one step each: their means are read"]
 
 
+def test_rows_of_an_evaluation_are_its_mean(tmp_path):
+    """Among training steps of one row each: an answer of several is no evaluation."""
+    training = [{"log_type": "train", "step": n, "final_reward": 0.1 * n, "loss": 0.5} for n in range(40)]
+    held_out = [
+        {"log_type": "eval", "step": n, "final_reward": float(part), "loss": -1.0}
+        for n in range(0, 40, 4)
+        for part in range(3)
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in [*training, *held_out]))
+    vitals = {vital.name: vital for vital in rd.check(log).vitals}
+    assert set(vitals["held_out_reward"].series) == {1.0}
+    assert vitals["reward"].last == pytest.approx(3.9)
+
+
 @pytest.mark.parametrize(
     "rows",
     [PARTS[:3], PARTS[::3] + PARTS[4::3], [*PARTS[::3], PARTS[10]], [*PARTS[:2], *PARTS[3:5], *PARTS[6::3]]],

@@ -415,6 +415,11 @@ def test_the_ppo_trainers_of_trl():
     )
 
 
+@pytest.mark.parametrize("name", ["clip_frac_pct", "frac_zero_std_percent", "pct_truncated"])
+def test_a_share_in_percent_is_none_of_those_that_are_compared_with_1(name):
+    assert generic(name) is None
+
+
 def test_a_mean_return_is_the_reward_where_no_other_is():
     assert quantities(["mean_ret", "loss", "kl"])["reward"] == "mean_ret"
     assert quantities(["mean_return", "reward", "kl"])["reward"] == "reward"
@@ -429,6 +434,11 @@ def test_a_mean_return_is_the_reward_where_no_other_is():
         ("dist_entropy", "entropy"),
         ("val_reward", "held_out_reward"),
         ("eval/reward_mean", "held_out_reward"),
+        ("Reward/train_avg", "reward"),
+        ("final_reward", "reward"),
+        ("loss_at_step", "loss"),
+        ("Loss/train", "loss"),
+        ("Performance/train_win_rate_percent", "accuracy"),
     ],
 )
 def test_more_names_of_loops(name, quantity):

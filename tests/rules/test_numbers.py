@@ -44,6 +44,7 @@ CASES = {
     "entropy falls as in healthy runs": ("RDT003", {"entropy": np.linspace(0.6, 0.2, STEPS)}, "clean"),
     "the KL blows up": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": FLAT}, "warning"),
     "the KL buys a reward": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES}, "info"),
+    "a clip fraction in percent": ("RDT007", {"clip_fraction": [12.5] * STEPS}, "clean"),
     "the KL buys a proxy": (
         "RDT004",
         {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES, "gold_reward": FLAT},

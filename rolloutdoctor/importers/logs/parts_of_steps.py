@@ -59,8 +59,12 @@ def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[
         name: of the file.
         notes: says how many rows a step has.
     """
-    if any(is_long(row) or "data" in row or row.get("split") == EVAL for row, _ in rows):
+    if any(is_long(row) or "data" in row for row, _ in rows):
         return rows
+    held_out = [row for row in rows if row[0].get("split") == EVAL]
+    if 0 < len(held_out) < len(rows):
+        training = [row for row in rows if row[0].get("split") != EVAL]
+        return [*means_of_steps(training, name, notes), *means_of_steps(held_out, name, notes)]
     steps = [list(parts) for _, parts in groupby(rows, key=lambda row: step_of(row[0]))]
     sizes = [len(parts) for parts in steps]
     several = sum(size > 1 for size in sizes)

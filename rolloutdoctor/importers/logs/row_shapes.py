@@ -30,7 +30,7 @@ _HOLDERS = frozenset(
 _OF_UPDATES = frozenset({"loss", "policy_loss", "critic_loss", "grad_norm", "learning_rate"})
 """Quantities that no rollout has."""
 
-_PHASES = ("split", "phase", "mode", "type", "stage", "event")
+_PHASES = ("split", "phase", "mode", "type", "stage", "event", "log_type")
 _HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
 """Names and words by which a row says that it is of an evaluation."""
 

@@ -65,7 +65,8 @@ class ClipSaturation(NumbersRule):
 
         values = series(run, "clip_fraction")
         late = float(np.median(values[-max(1, len(values) // 3) :]))
-        if late <= self.some:
+        # What is above 1 is no share (`RDM003`).
+        if not self.some < late <= 1:
             return None
         return Judgement(
             severity=Severity.WARNING if late > self.many and len(values) >= self.lasting else Severity.INFO,
