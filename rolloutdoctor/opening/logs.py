@@ -20,6 +20,7 @@ from rolloutdoctor.io.metrics import (
     without_excerpts,
 )
 from rolloutdoctor.io.reader_notes import ReaderNotes
+from rolloutdoctor.metric_names.generic import is_held_out
 from rolloutdoctor.metric_names.table import namesakes, taken_names
 from rolloutdoctor.opening.beside import newest_state
 from rolloutdoctor.opening.nested import looking
@@ -67,12 +68,13 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
 
 
 def tables_of(logs: Sequence[Source], notes: ReaderNotes) -> list[tuple[str, LoggedMetrics]]:
-    """Read each of some logs, under its name.
+    """Read each of some logs, under its name; of several, what a file of evaluations has is no metric of the training.
 
     Raises:
         InputError: if one cannot be read.
     """
-    return [(log.name, _read_log(log, notes)) for log in logs]
+    of = ["eval/" if len(logs) > 1 and is_held_out(f"{Path(log.name).stem}_") else "" for log in logs]
+    return [(log.name, _read_log(log, notes, prefix)) for log, prefix in zip(logs, of, strict=True)]
 
 
 def of_one_run(tables: list[tuple[str, LoggedMetrics]], notes: ReaderNotes) -> LoggedMetrics:
@@ -157,11 +159,14 @@ def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
     return not is_same and contradiction(one, other) is not None
 
 
-def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
+def _read_log(log: Source, notes: ReaderNotes, prefix: str) -> LoggedMetrics:
     if log.path.endswith(METRIC_SUFFIXES):
         return read_metrics([log], notes)
     of_log = LogNotes(notes)
-    entries = ((StepKey(step, split), found) for step, split, found in read_log(log, of_log))
+    entries = (
+        (StepKey(step, split), {f"{prefix}{name}": value for name, value in found.items()} if prefix else found)
+        for step, split, found in read_log(log, of_log)
+    )
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
     metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
     metrics.environment, metrics.begins, metrics.part = of_log.environment, of_log.begins, of_log.part

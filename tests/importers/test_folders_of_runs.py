@@ -38,6 +38,23 @@ def bare_wandb(folder, name="run-20260101_000000-r1", *, log=True, summary=False
     return folder / name
 
 
+def test_a_loop_that_writes_its_steps_evaluations_and_summary_is_one_run(tmp_path):
+    """Its console says each step eight times, with fewer digits."""
+    steps = [{"step": n, "reward": round(0.1117 + n / 100, 4), "t_train": 4.8765 + n / 100} for n in range(1, 31)]
+    evaluations = [{"step": n, "reward": 0.5, "accuracy": 0.01 * n} for n in range(5, 31, 5)]
+    (tmp_path / "history.json").write_text(json.dumps(steps))
+    (tmp_path / "eval_history.json").write_text(json.dumps(evaluations))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"total_steps": 30, "final_reward": 0.4117, "final_loss": 0.1, "best_reward": 0.4117}, indent=1)
+    )
+    lines = (f"Step {row['step']} | reward: {row['reward']:.3f} | t_train: {row['t_train']:.1f}\n" for row in steps)
+    (tmp_path / "train.log").write_text("".join(line * 8 for line in lines))
+    vitals = {vital.name: vital for vital in rd.check(tmp_path).vitals}
+    assert (len(vitals["reward"].series), vitals["reward"].last) == (30, pytest.approx(0.412, abs=1e-3))
+    assert vitals["accuracy"].steps == (5, 10, 15, 20, 25, 30)
+    assert vitals["held_out_reward"].last == 0.5
+
+
 @pytest.mark.parametrize("where", ["run", "files", "wandb", "output"])
 def test_the_console_of_a_wandb_run_stands_for_its_history(tmp_path, where):
     run = bare_wandb(tmp_path / "wandb")

@@ -111,8 +111,10 @@ class DictForm(Form):
         else:
             of_rollouts = (f"{quote}{name}{quote}:" for name in OF_ROLLOUTS for quote in "'\"")
             is_long = len(row) - len(nulls) >= FEWEST_NUMBERS
-            # Rewards and verdicts that nothing counts are those of a response, which a reward function prints.
-            is_of_step = step is not None or any(name in COUNTERS or _OF_STEP.search(name) for name in values)
+            # Rewards and verdicts that nothing counts are those of a response, which a reward function prints, and the
+            # best of them is of the run.
+            is_of_step = any(name in COUNTERS or _OF_STEP.search(name) for name in values)
+            is_of_step = step is not None or (is_of_step and not any(name.startswith("best_") for name in values))
             logs = is_long and is_of_step and is_log_line(values) and not any(name in line for name in of_rollouts)
         if logs:
             texts = _texts_in(text[text.find("{") :])

@@ -85,16 +85,20 @@ REWARD_STD = "reward_std"
 def of_rewards(name: str, rewards: Sequence[float | None]) -> dict[str, float | None]:
     """Return the mean of the rewards of a step by name, and their standard deviation where there are two or more."""
     known = [value for value in rewards if value is not None]
-    mean = sum(known) / max(len(known), 1)
-    # The mean of equal numbers may be another one by rounding.
-    square = 0.0 if len({*known}) == 1 else sum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1)
+    mean = mean_of(known) if known else 0.0
+    square = sum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1)
     return {name: mean, **({REWARD_STD: math.sqrt(square)} if len(known) > 1 else {})} if known else {}
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of numbers; of equal ones it would be another one by rounding."""
+    return values[0] if len({*values}) == 1 else sum(values) / len(values)
 
 
 def _mean(value: object) -> object:
     """Return the mean of a list of numbers; what is none as it is."""
     cells = [cell for cell in value if cell is not None] if isinstance(value, list) and is_list(value) else []
-    return sum(cells) / len(cells) if cells else value
+    return mean_of(cells) if cells else value
 
 
 _LARGEST = 3.4028235e38

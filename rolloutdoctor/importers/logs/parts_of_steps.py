@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import as_float, is_number
+from rolloutdoctor.importers.logs.numbers import as_float, is_number, mean_of
 from rolloutdoctor.importers.logs.rows import RUNS, STEPS, is_long, step_of
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
@@ -123,7 +123,7 @@ def _mean(parts: Sequence[Row], of_parts: Collection[frozenset[str]], more: Coll
 
 def _mean_of(cells: Sequence[object]) -> object:
     numbers = [number for cell in cells if is_number(cell) and (number := as_float(cell)) is not None]
-    return sum(numbers) / len(numbers) if numbers and all(map(is_number, cells)) else cells[0]
+    return mean_of(numbers) if numbers and all(map(is_number, cells)) else cells[0]
 
 
 def with_shares(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
