@@ -47,6 +47,7 @@ class LogNotes:
         run: number of the run that is wanted of a file with several, counted from 1; None: the one that is read.
 
     Attributes:
+        name: of the log that is read, which no cell's place repeats.
         total_steps: optimizer steps that the run was planned for; None if the log does not say.
         begins: the line with the last number before the run that is read, 0 if there is none, and that with its first
             one, counted from 1; of a notebook the cells of code that these are outputs of. None: it is no text.
@@ -63,6 +64,7 @@ class LogNotes:
         self.tell = tell
         self.reader = tell if isinstance(tell, ReaderNotes) else ReaderNotes()
         self.run = run
+        self.name = ""
         self.total_steps: int | None = None
         self.begins: tuple[int, int] | None = None
         self.counted_steps = False
@@ -79,6 +81,13 @@ class LogNotes:
             self._lists.add(name)
             std = f", and its deviation as {REWARD_STD}" if name in REWARDS and REWARD_STD not in row else ""
             self.tell(f"{where}: {name} is a list: its mean is read{std}")
+
+    def without_texts(self, cells: Mapping[str, float | str | None], where: str) -> dict[str, float | None]:
+        """Return the cells of a row that are numbers or null; those that are a text are counted."""
+        for name, cell in cells.items():
+            if isinstance(cell, str):
+                self.reader.no_number(self.name, name, where.removeprefix(f"{self.name}, "), cell)
+        return {name: cell for name, cell in cells.items() if not isinstance(cell, str)}
 
     def planned(self, steps: object) -> None:
         """Take the length of the run, where it is one: a run that was prolonged has the largest."""

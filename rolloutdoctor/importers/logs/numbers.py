@@ -2,29 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.reading import cells
 
-
-@dataclass(frozen=True)
-class NoNumber:
-    """Cell of a log that is no number: `read_log` leaves it out, and a note says so.
-
-    Attributes:
-        text: of the cell, short.
-        where: file, and line, row or record.
-    """
-
-    text: str
-    where: str
-
-
-Cell = float | NoNumber | None
-
-Entry = tuple[int, str, Mapping[str, Cell]]
+Entry = tuple[int, str, Mapping[str, float | None]]
 """Step, split, and value by name."""
 
 
@@ -53,14 +36,14 @@ def of_splits(
     yield from splits.items()
 
 
-def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
-    """Return values as numbers or null, and what is neither as `NoNumber`; empty texts and media are left out.
+def numbers(values: Mapping[str, object]) -> dict[str, float | str | None]:
+    """Return values as numbers or null, and what is neither as a short text; empty texts and media are left out.
 
     wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf".
     """
     spelled = {name: _spelled(value) if isinstance(value, str) else _mean(value) for name, value in values.items()}
-    found: dict[str, Cell] = {
-        name: _in_float32(as_float(value)) if is_number(value) else NoNumber(cells.shown(value), where)
+    found: dict[str, float | str | None] = {
+        name: _in_float32(as_float(value)) if is_number(value) else cells.shown(value)
         for name, value in spelled.items()
         if not _says_nothing(name, value)
     }

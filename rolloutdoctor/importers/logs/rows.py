@@ -167,7 +167,7 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes, *, is_pri
         notes.planned(length)
     data = row.get("data")
     if isinstance(data, dict):
-        yield step, TRAIN, numbers(data, where)
+        yield step, TRAIN, notes.without_texts(numbers(data), where)
         return
     notes.lists_of(row, where)
     own = EVAL if row.get("split") == EVAL else TRAIN
@@ -180,5 +180,5 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes, *, is_pri
     )
     evaluations = "eval_" if is_printed and OF_TRAINER & row.keys() else "eval/" if is_reported else ""
     values = {name: value for name, value in row.items() if name not in _NO_METRICS and not name.startswith("_")}
-    for split, of_split in of_splits(numbers(values, where), evaluations, own):
-        yield step, split, of_split
+    for split, of_split in of_splits(numbers(values), evaluations, own):
+        yield step, split, notes.without_texts(of_split, where)

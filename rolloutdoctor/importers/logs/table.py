@@ -10,7 +10,7 @@ from rolloutdoctor.importers.logs.json_rows import JsonDocument, JsonLines
 from rolloutdoctor.importers.logs.mlflow_run import MlflowRun
 from rolloutdoctor.importers.logs.notebook import NotebookOutputs
 from rolloutdoctor.importers.logs.notes import LogNotes, forget
-from rolloutdoctor.importers.logs.numbers import Entry, NoNumber
+from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
 from rolloutdoctor.importers.logs.trackio_project import TrackioProject, trackio_runs
@@ -105,7 +105,7 @@ def kind_of(path: Path) -> str | None:
     return None if found is None else found[1]
 
 
-def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[tuple[int, str, dict[str, float | None]]]:
+def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[Entry]:
     """Yield the numbers that were logged, in file order: step, split, and value by name.
 
     Args:
@@ -122,16 +122,10 @@ def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[tuple[in
     file, number = located(Path(source.path))
     if number is not None and found[0].detect(Path(source.path)) is None:
         source, notes.run = Source(str(file), source.name.rpartition("/")[0]), number
+    notes.name = source.name
     for step, split, values in found[0].read(source, notes):
-        numbers: dict[str, float | None] = {}
-        for name, value in values.items():
-            if isinstance(value, NoNumber):
-                place = value.where.removeprefix(f"{source.name}, ")
-                notes.reader.no_number(source.name, name, place, value.text)
-            else:
-                numbers[name] = value
-        notes.reader.numbers(source.name, (name for name, value in numbers.items() if value is not None))
-        notes.reader.nulls(source.name, (name for name, value in numbers.items() if value is None))
-        yield step, split, numbers
+        notes.reader.numbers(source.name, (name for name, value in values.items() if value is not None))
+        notes.reader.nulls(source.name, (name for name, value in values.items() if value is None))
+        yield step, split, values
     if notes.runs == 1:
         forget()
