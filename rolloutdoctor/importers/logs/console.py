@@ -68,7 +68,7 @@ class Console:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the numbers of one run, with their steps."""
-        yield from entries_of_text(read_once(_read, source, notes), source.name, notes)
+        yield from entries_of_text(read_once(_read, source, notes), notes)
 
 
 def _read(source: Source, notes: LogNotes) -> Text:
@@ -119,18 +119,18 @@ def text_of(lines: Iterable[str], form: Form, notes: LogNotes) -> Text:
     return Text(form, records, places, bars, runs_in(records))
 
 
-def entries_of_text(text: Text, name: str, notes: LogNotes) -> Iterator[Entry]:
+def entries_of_text(text: Text, notes: LogNotes) -> Iterator[Entry]:
     """Yield the numbers of one run of a text, with the steps that lines, progress bars or their order give."""
-    first, after = notes.chosen(text.runs, name)
+    first, after = notes.chosen(text.runs)
     notes.begins = (text.places[first - 1] if first else 0, text.places[first]) if text.places else None
     records = text.records[first:after]
     for record in records:
         notes.planned(record.total_steps)
-    rows = numbered(records, text.bars.between(first, after), name, notes, growing=reading.is_growing())
-    for row, where in one_row_a_step(rows, name, notes) if text.form in ANY_NAMES else rows:
+    rows = numbered(records, text.bars.between(first, after), notes, growing=reading.is_growing())
+    for row, where in one_row_a_step(rows, notes) if text.form in ANY_NAMES else rows:
         yield from entries_of(row, where, notes)
     for sentence in text.form.remarks:
-        notes.tell(f"{name}: {sentence}")
+        notes.say(sentence)
 
 
 def _lengths(text: Iterable[str], notes: LogNotes) -> Iterator[str]:

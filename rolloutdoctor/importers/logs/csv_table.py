@@ -46,9 +46,9 @@ class CsvTable:
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step; where none has one, they may be numbered."""
         rows, said = read_once(_read, source, notes)
-        yield from entries_of_rows(rows, source.name, notes)
+        yield from entries_of_rows(rows, notes)
         for sentence in said:
-            notes.tell(sentence)
+            notes.say(sentence)
 
 
 def _read(source: Source, notes: LogNotes) -> tuple[Sequence[Row], Sequence[str]]:
@@ -117,11 +117,11 @@ def _rows(table: "csv.DictReader[str]", delimiter: str, source: str) -> tuple[li
         )
     said = []
     if binned:
-        said.append(f"{source}: points of the chart are means of several steps; export the run's history for all")
+        said.append("points of the chart are means of several steps; export the run's history for all")
     if odd:
         count = "1 line has" if len(odd) == 1 else f"{len(odd):,} lines have"
         are = "is" if len(odd) == 1 else "are"
-        said.append(f"{source}: {count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
+        said.append(f"{count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
     return rows, said
 
 

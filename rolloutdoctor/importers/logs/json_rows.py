@@ -51,7 +51,7 @@ class JsonLines:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
-        yield from entries_of_rows(read_once(_rows_of_lines, source, notes), source.name, notes)
+        yield from entries_of_rows(read_once(_rows_of_lines, source, notes), notes)
 
 
 def _rows_of_lines(source: Source, notes: LogNotes) -> Sequence[Row]:
@@ -60,7 +60,7 @@ def _rows_of_lines(source: Source, notes: LogNotes) -> Sequence[Row]:
     read = [*_objects(source, notes)]
     found, counter = steps_by_counter([row for row, _ in read])
     if counter:
-        notes.tell(f"{source.name}: the lines name no step; {counter}, which counts them, is taken for it")
+        notes.say(f"the lines name no step; {counter}, which counts them, is taken for it")
     return [
         (row if is_tracker else plain(without_excerpts(row)), where)
         for row, (_, where) in zip(found, read, strict=True)
@@ -103,11 +103,11 @@ def _objects(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object
     broken = sorted([*broken, *without])
     for name, numbers in twice.items():
         count = f"line {numbers[0]:,}" if len(numbers) == 1 else f"{len(numbers):,} lines (line {numbers[0]:,})"
-        notes.tell(f"{source.name}: {name} is there twice with two values in {count}, and left out there")
+        notes.say(f"{name} is there twice with two values in {count}, and left out there")
     for odd, what in ((broken, "left out"), ([*set(cut) - set(broken)], "read up to where the cut is")):
         if odd:
             count = "1 line is" if len(odd) == 1 else f"{len(odd):,} lines are"
-            notes.tell(f"{source.name}: {count} no whole JSON object, and {what} (line {min(odd):,})")
+            notes.say(f"{count} no whole JSON object, and {what} (line {min(odd):,})")
 
 
 def _whole_pairs(raw: bytes) -> dict[str, object] | None:
@@ -139,7 +139,7 @@ class JsonDocument:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows of the list."""
-        yield from entries_of_rows(read_once(_rows_of_document, source, notes), source.name, notes, is_printed=True)
+        yield from entries_of_rows(read_once(_rows_of_document, source, notes), notes, is_printed=True)
 
 
 def _rows_of_document(source: Source, notes: LogNotes) -> Sequence[Row]:
@@ -152,7 +152,7 @@ def _rows_of_document(source: Source, notes: LogNotes) -> Sequence[Row]:
     rows, is_counted = rows_of(body) if history is None else (history, False)
     of = "" if history is None else f" of {_HISTORY}"
     if is_counted:
-        notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
+        notes.say("its lists have no step: their places are counted from 1")
         notes.counted_steps = True
     return [(row, f"{source.name}, row {number}{of}") for number, row in enumerate(rows, start=1)]
 
@@ -188,11 +188,11 @@ def _document(source: Source, notes: LogNotes) -> dict[str, object] | Sequence[o
         raise InputError(f"{source.name}: {reason(error)}") from None
     body, repeated = lines.document_without_repeats(raw)
     if repeated:
-        notes.tell(f"{source.name}: {', '.join(repeated)}: there twice with two values, and left out there")
+        notes.say(f"{', '.join(repeated)}: there twice with two values, and left out there")
     if body is None and _BEGINS.match(raw):
         found = (lines.without_repeats(match[0])[0] for match in _FLAT.finditer(raw))
         body = [row for row in found if row is not None and any(row.get(name) is not None for name in STEPS)]
-        notes.tell(f"{source.name}: not a whole JSON document: the {len(body):,} rows that are whole are read")
+        notes.say(f"not a whole JSON document: the {len(body):,} rows that are whole are read")
     if isinstance(body, list) and (is_list(body) or all(is_list(one) and len(one) == len(DOWNLOADED) for one in body)):
         body = {tag_of(source.name): [one[1:] if isinstance(one, list) else one for one in body]}
     if not isinstance(body, (dict, list)):

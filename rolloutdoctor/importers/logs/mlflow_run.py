@@ -33,7 +33,7 @@ class MlflowRun:
         path = Path(source.path)
         files = list(_files(path))
         if len(files) == _MOST:
-            notes.tell(f"{source.name}: the first {_MOST:,} metrics are read")
+            notes.say(f"the first {_MOST:,} metrics are read")
         for file in files:
             name = file.relative_to(path / _METRICS).as_posix()
             for number, line in enumerate(lines_of(Source.of(str(file))), start=1):

@@ -35,10 +35,10 @@ class NotebookOutputs:
             InputError: if there are none.
         """
         text, added, ends = read_once(_read, source, notes)
-        yield from entries_of_text(text, source.name, notes)
+        yield from entries_of_text(text, notes)
         if added is not None and added.values and text.form is _TABLE and not notes.others:
-            notes.tell(
-                f"{source.name}: the table has no {', '.join(sorted(metric_quantities(added.values)))}: "
+            notes.say(
+                f"the table has no {', '.join(sorted(metric_quantities(added.values)))}: "
                 "read of the last step, from the summary that wandb shows"
             )
             yield added.step or 0, TRAIN, added.values

@@ -47,7 +47,7 @@ class LogNotes:
         run: number of the run that is wanted of a file with several, counted from 1; None: the one that is read.
 
     Attributes:
-        name: of the log that is read, which no cell's place repeats.
+        name: of the log that is read.
         total_steps: optimizer steps that the run was planned for; None if the log does not say.
         begins: the line with the last number before the run that is read, 0 if there is none, and that with its first
             one, counted from 1; of a notebook the cells of code that these are outputs of. None: it is no text.
@@ -75,6 +75,10 @@ class LogNotes:
         self.part = ""
         self._lists: set[str] = set()
 
+    def say(self, sentence: str) -> None:
+        """Tell the user something of the log."""
+        self.tell(f"{self.name}: {sentence}")
+
     def lists_of(self, row: Mapping[str, object], where: str) -> None:
         """Say once of each name whose cells are lists of numbers that their means are read."""
         for name in sorted(name for name, cell in row.items() if name not in self._lists and is_list(cell)):
@@ -94,7 +98,7 @@ class LogNotes:
         if isinstance(steps, (int, float)) and not isinstance(steps, bool) and 0 < steps < 2**53 and steps % 1 == 0:
             self.total_steps = max(int(steps), self.total_steps or 0)
 
-    def chosen(self, runs: Sequence[RunOfText], name: str) -> tuple[int, int]:
+    def chosen(self, runs: Sequence[RunOfText]) -> tuple[int, int]:
         """Return from which record to which the run is that is read: of several the longest with rewards.
 
         Raises:
@@ -110,7 +114,7 @@ class LogNotes:
         )
         number = self.run or by_size[0]
         if number > len(runs):
-            raise InputError(f"{name}: no run {number} is there; it holds {len(runs)}")
+            raise InputError(f"{self.name}: no run {number} is there; it holds {len(runs)}")
         if len(runs) > 1:
             label = runs[number - 1].label
             self.part = f"run {number} of {len(runs)}" + (f" ({label})" if label else "")
@@ -118,9 +122,9 @@ class LogNotes:
             self.others = tuple(by_size[1:])
             more = f" and {len(runs) - 4:,} more" if len(runs) > 4 else ""
             how = "runs," if runs[0].label else "runs one after another, of"
-            self.tell(
-                f"{name}: {len(runs)} {how} {', '.join(map(str, runs[:4]))}{more}: the {ordinal(number)} is "
-                f"read; give {name}/N for another one, or check them with --each"
+            self.say(
+                f"{len(runs)} {how} {', '.join(map(str, runs[:4]))}{more}: the {ordinal(number)} is "
+                f"read; give {self.name}/N for another one, or check them with --each"
             )
         return runs[number - 1].first, runs[number - 1].after
 
@@ -134,6 +138,7 @@ def read_once(read: Callable[[Source, LogNotes], _Found], source: Source, notes:
     if key not in _last:
         forget()
         own = LogNotes(ReaderNotes())
+        own.name = notes.name
         _last[key] = read(source, own), own
     found, own = _last[key]
     for sentence in own.reader.sentences:

@@ -49,14 +49,13 @@ def values_of_row(row: Mapping[str, object]) -> dict[str, float | None]:
     }
 
 
-def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+def means_of_steps(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return one row a step where a loop writes some for each: that of the step, or the means of its parts.
 
     Rows of one step that do not follow each other are of a run that was resumed, and stay.
 
     Args:
         rows: of a run, in their order.
-        name: of the file.
         notes: says how many rows a step has.
     """
     if any(is_long(row) or "data" in row for row, _ in rows):
@@ -64,7 +63,7 @@ def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[
     held_out = [row for row in rows if row[0].get("split") == EVAL]
     if 0 < len(held_out) < len(rows):
         training = [row for row in rows if row[0].get("split") != EVAL]
-        return [*means_of_steps(training, name, notes), *means_of_steps(held_out, name, notes)]
+        return [*means_of_steps(training, notes), *means_of_steps(held_out, notes)]
     steps = [list(parts) for _, parts in groupby(rows, key=lambda row: step_of(row[0]))]
     sizes = [len(parts) for parts in steps]
     several = sum(size > 1 for size in sizes)
@@ -86,7 +85,7 @@ def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[
     many = f"{max(sizes)}" if len({*sizes[:-1]}) == 1 else f"{min(sizes)} to {max(sizes)}"
     means = f", and the means of {', '.join(sorted(more))}" if more else ""
     read = f"read is what is of the step{means}" if own else "their means are read"
-    notes.tell(f"{name}: {many} rows are of one step each: {read}")
+    notes.say(f"{many} rows are of one step each: {read}")
     return [_mean(parts, of_parts, more) for parts in steps]
 
 
@@ -126,14 +125,13 @@ def _mean_of(cells: Sequence[object]) -> object:
     return mean_of(numbers) if numbers and all(map(is_number, cells)) else cells[0]
 
 
-def with_shares(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+def with_shares(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return rows with the share of their groups that have equal rewards, where they count these and all of them.
 
     The total has to show by itself: it is never below the count and the same in all rows, or both add up to one number.
 
     Args:
         rows: of a run, in their order.
-        name: of the file.
         notes: says of how many groups the count is read.
     """
     counted = [(count, total) for row, _ in rows for count, total in _counts(row)]
@@ -149,7 +147,7 @@ def with_shares(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
         return rows
     if whole <= 0:
         return rows
-    notes.tell(f"{name}: groups with equal rewards are counted, of {whole:g} a step: their share is {DEGENERATE}")
+    notes.say(f"groups with equal rewards are counted, of {whole:g} a step: their share is {DEGENERATE}")
     return [({**row, DEGENERATE: count / whole}, where) for (row, where), (count, _) in zip(rows, counted, strict=True)]
 
 

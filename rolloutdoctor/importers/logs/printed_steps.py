@@ -36,7 +36,7 @@ class Bars:
         return Bars([(at - first, done, total) for at, done, total in self.drawn if first <= at <= after])
 
 
-def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes, *, growing: bool) -> Sequence[Row]:
+def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing: bool) -> Sequence[Row]:
     """Return the lines of one run with their steps.
 
     A line without a step has that of the progress bar that was drawn before it. Where none is drawn before each, but
@@ -60,7 +60,7 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
     is_undecided = growing and bool(bars.drawn)
     if every is None and steps is None and not is_undecided and all(record.step is None for record in records):
         notes.counted_steps = True
-        notes.tell(f"{name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
+        notes.say("the lines have no step, and no progress bar gives it: they are numbered from 1")
     step, rows = before, list[Row]()
     for place, record in enumerate(records):
         counted = step + (every or 1) * (record.split == TRAIN)

@@ -30,20 +30,19 @@ _SUM, _MEAN = 1e-2, 1e-3
 """How far a rounded sum may be from that of the numbers, as a share of it, and a mean, as one of their range."""
 
 
-def entries_of_rows(rows: Sequence[Row], name: str, notes: LogNotes, *, is_printed: bool = False) -> Iterator[Entry]:
+def entries_of_rows(rows: Sequence[Row], notes: LogNotes, *, is_printed: bool = False) -> Iterator[Entry]:
     """Yield what the rows of one run log, a row for each of its steps.
 
     Args:
         rows: of a file, in their order.
-        name: of the file.
         notes: says which run is wanted, and takes what is said of the others, and of what is left out.
         is_printed: whether the transformers Trainer may have logged them.
     """
-    for row, where in _of_one_run(_with_steps(rows, name, notes), name, notes):
+    for row, where in _of_one_run(_with_steps(rows, notes), notes):
         yield from entries_of(row, where, notes, is_printed=is_printed)
 
 
-def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+def _of_one_run(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     named = _name_of_run(rows)
     if named is None:
         counted = [_as_printed(row) for row, _ in rows]
@@ -61,8 +60,8 @@ def _of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
         rows = [row for of_run in runs.values() for row in of_run]
         ends = list(accumulate(map(len, runs.values())))
         found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
-    first, after = notes.chosen(found, name)
-    return one_row_a_step(_without_summary(rows[first:after], name, notes), name, notes)
+    first, after = notes.chosen(found)
+    return one_row_a_step(_without_summary(rows[first:after], notes), notes)
 
 
 def _as_printed(row: Mapping[str, object]) -> Printed:
@@ -70,9 +69,9 @@ def _as_printed(row: Mapping[str, object]) -> Printed:
     return Printed(values_of_row(row), step, EVAL if row.get("split") == EVAL else TRAIN, name)
 
 
-def one_row_a_step(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+def one_row_a_step(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return one row for each step of a run, with what its rows say of it together; `notes` takes what was done."""
-    return with_shares(means_of_steps(rows, name, notes), name, notes)
+    return with_shares(means_of_steps(rows, notes), notes)
 
 
 def _name_of_run(rows: Sequence[Row]) -> str | None:
@@ -84,29 +83,29 @@ def _name_of_run(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def _with_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+def _with_steps(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return the rows that have a step; where none has, and they are of an update each, their places are the steps."""
-    rows = _of_trainer(rows, name, notes)
+    rows = _of_trainer(rows, notes)
     found = [row for row in rows if step_of(row[0]) is not None]
     if not found and (numbered := steps_by_place([row for row, _ in rows])):
         notes.counted_steps = True
-        notes.tell(f"{name}: the lines have no step: they are numbered from 1")
+        notes.say("the lines have no step: they are numbered from 1")
         return [(row, where) for row, (_, where) in zip(numbered, rows, strict=True)]
     without = [where for row, where in rows if step_of(row) is None] if found else []
     if without:
         count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
-        notes.tell(f"{name}: {count} left out ({without[0].rpartition(', ')[2]})")
+        notes.say(f"{count} left out ({without[0].rpartition(', ')[2]})")
     return found or rows
 
 
-def _of_trainer(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+def _of_trainer(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return rows that a tracker numbers itself, as ``_step``, under the trainer's step, where some have it."""
     if not any("_step" in row for row, _ in rows):
         return rows
     named = next((one for one in STEPS if _counts(one, [row for row, _ in rows])), "_step")
     found = [(row, where) for row, where in rows if row.get(named) is not None]
     if len(found) < len(rows):
-        notes.tell(f"{name}: {len(rows) - len(found):,} records without {named} are left out")
+        notes.say(f"{len(rows) - len(found):,} records without {named} are left out")
     return [({one: row[named] if one in STEPS else row[one] for one in row}, where) for row, where in found]
 
 
@@ -119,7 +118,7 @@ def _counts(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
     return all(count == 1 for one, count in logged.items() if one not in STEPS)
 
 
-def _without_summary(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+def _without_summary(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return rows without the last ones that are of the run, as a word in them, their names or their numbers say."""
     if len(rows) < _MOST + _FEWEST or any("data" in row or is_long(row) for row, _ in rows[-_MOST:]):
         return rows
@@ -129,7 +128,7 @@ def _without_summary(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequenc
         end -= 1
     if end < len(rows):
         count = "the last row is" if end == len(rows) - 1 else f"the last {len(rows) - end} rows are"
-        notes.tell(f"{name}: {count} of the whole run, and left out ({rows[end][1].rpartition(', ')[2]})")
+        notes.say(f"{count} of the whole run, and left out ({rows[end][1].rpartition(', ')[2]})")
     return rows[:end]
 
 

@@ -124,8 +124,8 @@ def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[Entry]:
         source, notes.run = Source(str(file), source.name.rpartition("/")[0]), number
     notes.name = source.name
     for step, split, values in found[0].read(source, notes):
-        notes.reader.numbers(source.name, (name for name, value in values.items() if value is not None))
-        notes.reader.nulls(source.name, (name for name, value in values.items() if value is None))
+        notes.reader.numbers(notes.name, (name for name, value in values.items() if value is not None))
+        notes.reader.nulls(notes.name, (name for name, value in values.items() if value is None))
         yield step, split, values
     if notes.runs == 1:
         forget()

@@ -49,7 +49,7 @@ class TrackioProject:
         """
         with _chosen(source) as (database, _, run):
             rows = database.rows_at("SELECT step, metrics FROM metrics NOT INDEXED", run.places)
-            yield from entries_of_rows(list(_rows(rows, source.name)), source.name, notes)
+            yield from entries_of_rows(list(_rows(rows, source.name)), notes)
 
 
 def trackio_config(source: Source) -> dict[str, object]:

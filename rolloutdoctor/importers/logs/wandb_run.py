@@ -58,7 +58,7 @@ class WandbRun:
                 rows = list(_history(source, notes.tell))
             if any(len(row) > 1 for row in rows) or not _has_numbers(run.parent):
                 records = [(row, f"{source.name}, record {number}") for number, row in enumerate(rows, start=1)]
-                yield from entries_of_rows(records, source.name, notes)
+                yield from entries_of_rows(records, notes)
                 return
             run, lacks = run.parent, "has no numbers"
         else:
@@ -68,11 +68,12 @@ class WandbRun:
         if console.detect(log) is not None:
             notes.tell(f"{missing}: read is the console of the run, files/{_LOG}")
             notes.file = str(log)
-            yield from console.read(Source(str(log), f"{source.name}/files/{_LOG}"), notes)
+            notes.name = f"{source.name}/files/{_LOG}"
+            yield from console.read(Source(str(log), notes.name), notes)
             return
         row = lines.document(read_small_bytes(summary, expected=f"{missing}; give another log")) or {}
         notes.tell(f"{missing}: read are the last values, files/{_SUMMARY}")
-        yield from entries_of_rows([(row, source.name)] if isinstance(row, dict) else [], source.name, notes)
+        yield from entries_of_rows([(row, source.name)] if isinstance(row, dict) else [], notes)
 
 
 def wandb_config(source: Source) -> dict[str, object]:
