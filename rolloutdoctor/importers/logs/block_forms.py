@@ -160,6 +160,8 @@ EASY_R1 = BlockForm(
     before=_below_sections,
 )
 
+OF_TRAINERS = (PRIME_RL, NEMO_RL, OPEN_INSTRUCT, AREAL, RLINF, TORCHFORGE, EASY_R1)
+
 # ``_footer_history_summary_info`` (wandb/sdk/wandb_run.py).
 WANDB_SUMMARY = BlockForm(
     "the summary that wandb prints at the end of a run",

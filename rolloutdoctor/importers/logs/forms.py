@@ -3,18 +3,7 @@
 from collections.abc import Sequence
 
 from rolloutdoctor.importers.logs.bar_form import ProgressBars
-from rolloutdoctor.importers.logs.block_forms import (
-    AREAL,
-    EASY_R1,
-    NEMO_RL,
-    OPEN_INSTRUCT,
-    PRIME_RL,
-    RLINF,
-    TORCHFORGE,
-    TWO_COLUMNS,
-    WANDB_SUMMARY,
-    WARNINGS,
-)
+from rolloutdoctor.importers.logs.block_forms import OF_TRAINERS, TWO_COLUMNS, WANDB_SUMMARY, WARNINGS
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, TRAINER
 from rolloutdoctor.importers.logs.pair_lines import Pairs
 from rolloutdoctor.importers.logs.printed import Form, Printed
@@ -27,14 +16,8 @@ _PAIRS = Pairs()
 FORMS: tuple[Form, ...] = (
     VERL,
     SLIME,
-    PRIME_RL,
-    NEMO_RL,
-    OPEN_INSTRUCT,
     OPENRLHF,
-    AREAL,
-    RLINF,
-    TORCHFORGE,
-    EASY_R1,
+    *OF_TRAINERS,
     TRAINER,
     TextTable(),
     TWO_COLUMNS,

@@ -1,6 +1,6 @@
 """Rows of logged numbers: told from rollouts by the first of them, and what counts them where they name no step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
@@ -68,9 +68,9 @@ def _may_come_first(row: Mapping[str, object]) -> bool:
     return of_rollouts(row.keys()) <= {"reward"}
 
 
-def is_history(row: Mapping[str, object]) -> bool:
-    """Tell a row that `scan_history` of wandb's API gave."""
-    return {"_step", "_timestamp"} <= row.keys()
+def is_history(names: Collection[str]) -> bool:
+    """Tell the names of a row that `scan_history` of wandb's API gave."""
+    return {"_step", "_timestamp"} <= {*names}
 
 
 def _kind_of_row(row: Mapping[str, object]) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.schema import METADATA_KEY
+from rolloutdoctor.importers.logs.kinds_of_rows import is_history
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import Entry
 from rolloutdoctor.importers.logs.rows import OF_UPDATES, STEPS, entries_of, is_of_update, of_rollouts
@@ -16,8 +17,6 @@ from rolloutdoctor.results.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_WANDB = {"_step", "_timestamp"}
 
 
 class ParquetHistory:
@@ -33,13 +32,30 @@ class ParquetHistory:
         schema = schema_of(path)
         if schema is None or METADATA_KEY.encode() in (schema.metadata or {}):
             return None
-        if set(schema.names) >= _WANDB:
+        if is_history(schema.names):
             return "the history of a wandb run"
         return "a Parquet table of logged numbers" if _is_log(schema) else None
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
-        """Yield the rows that have a step."""
-        return _parquet(source, notes)
+        """Yield the rows that have a step: of a call to wandb null is what it did not log, or a histogram."""
+        from pyarrow import types
+
+        with open_parquet(source) as parquet:
+            with reading(source.name, "the footer"):
+                schema = parquet.schema_arrow
+                plain = [
+                    field.name for field in schema if types.is_integer(field.type) or types.is_floating(field.type)
+                ]
+                plain += [name for name in ("name", "split") if name in schema.names]
+            named = next((name for name in STEPS if name in plain), None)
+            if named is None:
+                raise DataError(f"{source.name}: no step; its number has to be in a column of {', '.join(STEPS)}")
+            is_printed = named == "step" and bool(OF_UPDATES & {*plain}) and "split" not in plain
+            rows = (row for batch in batches(parquet, source, plain) for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                if row[named] is not None and not math.isnan(row[named]):
+                    given = {name: cell for name, cell in row.items() if cell is not None}
+                    yield from entries_of(given, f"{source.name}, row {number}", notes, is_printed=is_printed)
 
 
 def _is_log(schema: "pa.Schema") -> bool:
@@ -58,23 +74,3 @@ def _is_log(schema: "pa.Schema") -> bool:
     if not others or any(not types.is_primitive(field.type) for field in others):
         return False
     return is_of_update(names) or of_rollouts(names) <= ({"reward"} if any("/" in name for name in names) else set())
-
-
-def _parquet(source: Source, notes: LogNotes) -> Iterator[Entry]:
-    """A wandb history: a row for each call, null for what it did not log, and columns of histograms among the rest."""
-    from pyarrow import types
-
-    with open_parquet(source) as parquet:
-        with reading(source.name, "the footer"):
-            schema = parquet.schema_arrow
-            plain = [field.name for field in schema if types.is_integer(field.type) or types.is_floating(field.type)]
-            plain += [name for name in ("name", "split") if name in schema.names]
-        named = next((name for name in STEPS if name in plain), None)
-        if named is None:
-            raise DataError(f"{source.name}: no step; its number has to be in a column of {', '.join(STEPS)}")
-        is_printed = named == "step" and bool(OF_UPDATES & {*plain}) and "split" not in plain
-        rows = (row for batch in batches(parquet, source, plain) for row in batch.to_pylist())
-        for number, row in enumerate(rows, start=1):
-            if row[named] is not None and not math.isnan(row[named]):
-                given = {name: cell for name, cell in row.items() if cell is not None}
-                yield from entries_of(given, f"{source.name}, row {number}", notes, is_printed=is_printed)

@@ -57,8 +57,8 @@ class TensorboardEvents:
         except ValueError as error:
             raise InputError(f"{source.name}: not a readable TensorBoard event file ({error}); copy it again") from None
         if offsets:
-            notes.tell(
-                f"{source.name}: a record is not whole (byte {offsets[0]:,}): the run goes on, or the file is damaged; "
+            notes.say(
+                f"a record is not whole (byte {offsets[0]:,}): the run goes on, or the file is damaged; "
                 "what is before it was read"
             )
 
