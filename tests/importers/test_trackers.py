@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import sqlite3
 import tracemalloc
 from contextlib import closing
@@ -219,6 +220,7 @@ def test_many_runs_of_a_trackio_project_are_looked_up_and_not_searched_for(tmp_p
         """The most instructions that one of so many runs takes, but for the first, for which all are counted."""
         path, of_each = tmp_path / f"{count}.db", []
         project({f"run {number}": rows(2 + number % 3) for number in range(count)}, path)
+        os.utime(path, (1, 1))
         for number in range(count):
             steps.clear()
             assert {step for step, _ in entries(f"{path}/run {number}")} == {10 * row for row in range(2 + number % 3)}

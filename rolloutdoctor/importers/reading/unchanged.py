@@ -3,19 +3,26 @@
 from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
 from pathlib import Path
+from time import time_ns
 from typing import TypeVar, cast
 
 _Find = TypeVar("_Find", bound=Callable[..., object])
 
-_Seen = tuple[int, int, int] | None
+_JUST_NOW = 20_000_000
+"""Nanoseconds after which a file that is written again has another time: clocks of files tick every 10 ms or sooner."""
 
 
-def state_of(path: Path) -> tuple[_Seen, ...]:
-    """Return number, size and time of a file, of what SQLite keeps beside it, and of its folder."""
-    return tuple(map(_seen, (path, Path(f"{path}-wal"), path.parent)))
+def state_of(path: Path) -> tuple[object, ...]:
+    """Return number, size and time of a file, of what SQLite keeps beside it, and of its folder.
+
+    That of a file that was written just now is like no other.
+    """
+    file, beside, folder = map(_seen, (path, Path(f"{path}-wal"), path.parent))
+    now = time_ns()
+    return file, beside, folder, any(each and now - each[-1] < _JUST_NOW for each in (file, beside)) and object()
 
 
-def _seen(path: Path) -> _Seen:
+def _seen(path: Path) -> tuple[int, int, int] | None:
     try:
         seen = path.stat()
     except OSError:
