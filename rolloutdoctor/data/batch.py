@@ -4,8 +4,11 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.schema import BY_NAME, PROMPTS, STAND_INS
@@ -229,6 +232,17 @@ class RolloutBatch:
         if stored is None:
             raise KeyError(name)
         return self.token_columns.part(stored, places)
+
+    def tokens_at(self, name: str, places: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the values of a token column at some places, in rising order, on the CPU, without joining its chunks.
+
+        Raises:
+            KeyError: if the batch has no such column.
+        """
+        stored = self.stored_name(name)
+        if stored is None:
+            raise KeyError(name)
+        return self.token_columns.at(stored, places)
 
     def lacks(self, names: Collection[str]) -> list[str]:
         """Those of some columns that are in part of the rows only."""

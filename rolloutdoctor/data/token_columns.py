@@ -7,9 +7,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -78,6 +80,16 @@ class TokenColumns(Mapping[str, Tensor]):
                 break
             found.append(chunks[number][max(0, start - begin) : stop - begin])
         return _joined(found) if found else chunks[0][:0]
+
+    def at(self, name: str, places: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the values at some places of a column, in rising order, on the CPU, without joining its chunks."""
+        parts, start, begin = [], 0, 0
+        for chunk, end in zip(self._chunks[name], self._ends[name], strict=True):
+            stop = int(np.searchsorted(places, end))
+            if stop > start:
+                parts.append(chunk.numpy()[places[start:stop] - begin])
+            start, begin = stop, end
+        return np.concatenate(parts) if parts else self._chunks[name][0].numpy()[:0]
 
     def to(self, device: torch.device | str) -> "TokenColumns":
         """Return the columns on a device, whole; a GPU copies a chunk from pinned memory while the next is pinned."""

@@ -28,7 +28,7 @@ class SampledTokens(TableRule):
         return frozenset({"response_mask", "response_ids", "group_id", *stamps, *prompts})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sampled tokens, and the first ones of each row."""
-        from rolloutdoctor.rules.measures.contexts import sampled_and_first_tokens
+        """The first tokens of each row."""
+        from rolloutdoctor.rules.measures.contexts import first_tokens
 
-        return sampled_and_first_tokens(block)
+        return first_tokens(block)

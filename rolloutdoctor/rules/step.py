@@ -43,7 +43,7 @@ from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.ops.version_stamps import lags_of
 from rolloutdoctor.rules.logged_step import LoggedStep
 from rolloutdoctor.rules.measures.contexts import slopes
-from rolloutdoctor.rules.measures.sampled_rows import Sample
+from rolloutdoctor.rules.measures.sampled_rows import SAMPLER, TRAINER, Sample
 from rolloutdoctor.rules.measures.sampler_gap import Gap, joined_gap
 from rolloutdoctor.search.known_faults import is_known_fault
 from rolloutdoctor.trainers.options import Config
@@ -228,18 +228,11 @@ class StepView:
         objective = self.evaluation.objective
         return [compared_groups(each.batch, objective) for each in self.each]
 
-    def sample(self, code: str, start: str = "") -> Sample | None:
-        """Log-probs of the sampled rows, if the rule measured them; see `evaluation.sampled_rows`.
-
-        Args:
-            code: of the rule.
-            start: of the names under which it has them; empty for those of sampler and trainer.
-        """
-        measured = self.token_measures.get(code, {})
-        found = {name.removeprefix(start): x for name, x in measured.items() if name.startswith(start)}
-        return (
-            self.cached(f"sampled rows {start}", lambda: Sample.of(found, self.by_step)) if "sampled" in found else None
-        )
+    def sample(self, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> Sample | None:
+        """Two log-probs of the tokens of some rows, picked once for all rules; None if a column is missing."""
+        if not all(self.batch.stored_name(name) in self.batch.per_token for name in pair):
+            return None
+        return self.cached(f"sampled rows {pair}", lambda: Sample.of(self.batch, pair))
 
     def slopes(self, code: str) -> tuple[NDArray[np.int64], Sequence[float]]:
         """Slopes of log-probs in the contexts of each step, of rows of its newest version; see `contexts.slopes`."""

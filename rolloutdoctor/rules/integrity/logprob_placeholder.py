@@ -8,13 +8,14 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.measures.placeholders import CERTAIN, PLACEHOLDERS, SIDES, TAILS, placeholders_of
+from rolloutdoctor.rules.measures.placeholders import CERTAIN, PLACEHOLDERS, SIDES, TAILS, placeholders_of, sums_of
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
 
 
 APART = 0.75
@@ -71,27 +72,25 @@ class LogProbPlaceholder(TableRule):
     least_tokens: int = 3
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Count the tokens, weights and placeholders of each row, and keep the log-probs of its first placeholder."""
+        """Count the tokens and placeholders of each row, and keep the log-probs of its first placeholder."""
         import torch
 
         from rolloutdoctor.ops.elementwise import outside
-        from rolloutdoctor.rules.measures.sampled_rows import BOUND, gap_of
+        from rolloutdoctor.rules.measures.sampled_rows import gap_of
 
         gap = gap_of(block)
         if gap is None:
             return {}
-        sampled = gap.sampled
-        weight_V = (sampled["trainer"].double() - sampled["sampler"].double()).clamp_(-BOUND, BOUND).exp_()
-        found = dict.fromkeys(self.adds, torch.zeros(len(block.runs), dtype=torch.float64)) | {
-            "count": gap.count_N,
-            "sampled": gap.sampled_runs.lengths.double(),
-            "zeros": gap.sampled_runs.total(sampled["sampler"] == 0),
-            "weights": gap.sampled_runs.total(weight_V),
-        }
+        found = dict.fromkeys(self.adds, torch.zeros(len(block.runs), dtype=torch.float64)) | {"count": gap.count_N}
         # The extremes settle it for nearly every healthy block.
         is_apart = gap.low < -APART or gap.high > APART
         places = outside(gap.apart_T, -APART, APART) if is_apart else None
-        return found if places is None else found | placeholders_of(block, places, sampled["sampled"] >= 0)
+        return found if places is None else found | placeholders_of(block, places)
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Add up the tokens and weights of the sampled rows."""
+        sample = step.sample()
+        return {} if sample is None else sums_of(sample, len(step.batch))
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each row that has some."""

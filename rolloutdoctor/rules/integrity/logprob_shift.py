@@ -18,7 +18,6 @@ from rolloutdoctor.rules.table_rule import Quantity, with_places
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
 ENGINES = Limits(8, 0.3, better=5.0, rows=5, share=0.9, deviations=0.0, pooled=5.0)
@@ -134,24 +133,14 @@ class LogProbShift(DirectRule):
         found = [whose for whose, pair in PAIRS.items() if has_trainer and pair.columns[0] in known]
         return [PAIRS[whose] for whose in found if whose != "old policy" or "policy_log_probs" in known]
 
-    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sampled rows."""
-        from rolloutdoctor.rules.measures.sampled_rows import gap_of
-
-        found: dict[str, Tensor] = {}
-        for whose, pair in PAIRS.items():
-            if whose != "old policy" or all(map(block.is_logged, pair.columns)):
-                gap = gap_of(block, pair.columns)
-                found |= {} if gap is None else {pair.start + name: x for name, x in gap.sampled.items()}
-        return found
-
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Squared errors of sampled rows whose log-probs vary, in place and moved, and how far those of a step fit."""
         from rolloutdoctor.rules.measures.padding_shift import errors_by_padding
 
         found: dict[str, Tensor | None] = {}
         for whose, pair in SHIFTS.items():
-            sample = step.sample(self.code, PAIRS.get(whose, PAIRS["sampler"]).start)
+            is_of_two = whose != "old policy" or step.batch.per_token.keys() >= set(pair.columns)
+            sample = step.sample(pair.columns) if is_of_two else None
             if sample is not None:
                 errors = (
                     errors_by_padding(sample, pair.limits, step.batch)

@@ -32,18 +32,13 @@ KEYS = (*range(-MOST, MOST + 1), WITHOUT)
 """Of the bins; the last is of contexts without a slope."""
 
 
-def sampled_and_first_tokens(block: TokenBlock) -> dict[str, Tensor]:
-    """Return the tokens of sampled rows, and the first tokens of each row; nothing without both log-probs."""
-    gap = gap_of(block)
-    return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
-
-
-def first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
+def first_tokens(block: TokenBlock) -> dict[str, Tensor]:
     """Return the first tokens of each row, ``[n, FIRST]`` each; NaN where a token is not counted.
 
-    Without `response_ids` the first token alone has a context that is known.
+    Without `response_ids` the first token alone has a context that is known; without both log-probs there is nothing.
     """
-    return block.cached("first tokens", lambda: _first_tokens(block, gap))
+    gap = gap_of(block)
+    return {} if gap is None else block.cached("first tokens", lambda: _first_tokens(block, gap))
 
 
 def _first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:

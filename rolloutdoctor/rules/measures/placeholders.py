@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.measures.sampled_rows import Sample
 
 SIDES = {"sampler": "rollout_log_probs", "trainer": "old_log_probs"}
 
@@ -23,17 +24,23 @@ LOWEST, HIGHEST = -1000.0, 0.05
 TAIL = 3
 
 
-def placeholders_of(block: "TokenBlock", places: "Tensor", is_sampled_n: "Tensor") -> "dict[str, Tensor]":
+def sums_of(sample: "Sample", rows: int) -> "dict[str, Tensor]":
+    """Count the tokens of each sampled row, and those of log-prob 0, and add up the weights, ``[N]`` of `rows` rows."""
+    sums = {"sampled": sample.length, "zeros": sample.by_row(sample.sampler == 0)}
+    sums["weights"] = sample.by_row(sample.weight)
+    return {name: sample.among_all(x, rows) for name, x in sums.items()}
+
+
+def placeholders_of(block: "TokenBlock", places: "Tensor") -> "dict[str, Tensor]":
     """Count the placeholders in each row, ``[n]`` float64, on the CPU.
 
     Args:
         block: the rows.
-        places: tokens whose log-probs are far apart.
-        is_sampled_n: rows of which the weights are added up.
+        places: tokens whose log-probs are far apart; weights are those of sampled rows.
     """
     import torch
 
-    from rolloutdoctor.rules.measures.sampled_rows import BOUND
+    from rolloutdoctor.rules.measures.sampled_rows import BOUND, is_sampled
 
     offsets, places = block.runs.offsets.cpu(), places.cpu()
     row = torch.searchsorted(offsets, places, right=True) - 1
@@ -45,7 +52,7 @@ def placeholders_of(block: "TokenBlock", places: "Tensor", is_sampled_n: "Tensor
         weights = None if weight is None else weight[which]
         return torch.bincount(row[which], weights, minlength=len(block.runs)).double()
 
-    is_held = torch.stack(kinds).any(0)
+    is_held, is_sampled_n = torch.stack(kinds).any(0), torch.from_numpy(is_sampled(block.batch)[block.rows])
     weight = (pair[1].double() - pair[0].double()).clamp_(-BOUND, BOUND).exp_()
     held = is_held.nonzero().squeeze(1)
     first = held[row[held].diff(prepend=row.new_full((1,), -1)) > 0]
@@ -59,7 +66,7 @@ def placeholders_of(block: "TokenBlock", places: "Tensor", is_sampled_n: "Tensor
         **found,
         **dict(zip((*PLACEHOLDERS, *CERTAIN), map(by_row, (*kinds, *certain)), strict=True)),
         **dict(zip(TAILS, tails.double().unbind(1), strict=True)),
-        "placeholder_weights": by_row(is_held & is_sampled_n.cpu()[row], weight),
+        "placeholder_weights": by_row(is_held & is_sampled_n[row], weight),
     }
 
 

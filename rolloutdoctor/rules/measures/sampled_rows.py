@@ -4,9 +4,10 @@ All tokens are looked at for what is rare. Distributions are those of some whole
 step, so that they cost the same for a step of any length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.by_step import ByStep
-from rolloutdoctor.ops.elementwise import extremes, is_finite, kept
+from rolloutdoctor.ops.elementwise import extremes, is_finite, kept, unwarned
 from rolloutdoctor.ops.prefix_hash import scramble
 from rolloutdoctor.rules.measures.sampler_gap import UNSURE
 
@@ -66,47 +67,9 @@ class LoggedGap:
         largest_n = seg.high(self.apart_T.abs(), self._block.runs.offsets).double()
         return largest_n.clamp(min=0.0)
 
-    @cached_property
-    def sampled(self) -> dict[str, Tensor]:
-        """The counted tokens of some whole rows, packed, and how many each row has, ``[n]``; -1: it is not sampled.
-
-        It is what `Sample` is made of.
-        """
-        block = self._block
-        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block.batch)[block.rows])
-        lengths = cuts[rows + 1] - cuts[rows]
-        if len(rows) == len(block.runs):
-            spans = [slice(0, int(cuts[-1]))]
-        else:
-            spans = [slice(*span) for span in zip(cuts[rows].tolist(), cuts[rows + 1].tolist(), strict=True)]
-
-        def packed(x_T: Tensor) -> NDArray[np.generic]:
-            values = x_T.cpu().numpy()
-            return np.concatenate([values[span] for span in spans]) if spans else values[:0]
-
-        starts = np.cumsum(lengths) - lengths
-        columns = [packed(block.column(self._own)), packed(block.column(self._other))]
-        if block.is_logged("entropy"):
-            columns += [packed(block.column("entropy"))]
-        columns += [np.arange(lengths.sum(dtype=np.int64)) - starts.repeat(lengths)]
-        if self.counted_T is not None:
-            is_counted = packed(self.counted_T).astype(bool)
-            if not is_counted.all():
-                columns = [column[is_counted] for column in columns]
-                lengths = seg.Runs.of_sizes(lengths).sums(is_counted).astype(np.int64)
-        of_rows = np.full(len(block.runs), -1, np.int64)
-        of_rows[rows] = lengths
-        names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
-        return dict(zip(names, map(torch.from_numpy, [of_rows, *columns]), strict=True))
-
-    @cached_property
-    def sampled_runs(self) -> seg.Runs:
-        """The tokens of `sampled` by row of the block, on the CPU; none of a row that is not sampled."""
-        return seg.Runs.of_lengths(self.sampled["sampled"].clamp(min=0))
-
 
 @remembered
-def _is_sampled(batch: RolloutBatch) -> NDArray[np.bool_]:
+def is_sampled(batch: RolloutBatch) -> NDArray[np.bool_]:
     """Rows that are sampled, by their places in their step, ``[N]`` bool: others in each step, and at least one."""
     by_step = batch.by_step
     every_S = -(-batch.rows[by_step.runs.offsets].diff() // SAMPLED_TOKENS)
@@ -150,13 +113,32 @@ class Sample:
     _known_bins: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, measured: Mapping[str, Tensor], by_step: ByStep) -> "Sample":
-        """Take what `LoggedGap.sampled` gave for each block, joined over the blocks."""
-        length, place = (measured[name].numpy() for name in ("sampled", "place"))
-        row = np.flatnonzero(length >= 0)
-        sampler, trainer = (measured[name].double().numpy() for name in ("sampler", "trainer"))
-        entropy = measured["entropy"].double().numpy() if "entropy" in measured else None
-        return cls(by_step.cpu.only(length >= 0), row, length[row], sampler, trainer, place, entropy)
+    def of(cls, batch: RolloutBatch, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> "Sample":
+        """Pick the tokens of a step, or of several, that are trained and of which both log-probs are finite.
+
+        Args:
+            batch: the step, on the CPU.
+            pair: columns of the log-probs of the sampler and of the trainer, or of two others.
+        """
+        row, cuts = np.flatnonzero(is_sampled(batch)), batch.rows.numpy()
+        runs = seg.Runs.of_sizes(cuts[row + 1] - cuts[row])
+        place = np.arange(runs.cuts[-1]) - runs.spread(runs.cuts[:-1])
+        at = runs.spread(cuts[row]) + place
+        sampler, trainer = (batch.tokens_at(name, at) for name in pair)
+        with unwarned():
+            is_counted = np.isfinite(trainer - sampler)
+        if "response_mask" in batch.per_token:
+            is_counted &= batch.tokens_at("response_mask", at)
+        entropy = batch.tokens_at("entropy", at)[is_counted] if "entropy" in batch.per_token else None
+        return cls(
+            batch.by_step.only(is_sampled(batch)),
+            row,
+            runs.sums(is_counted).astype(np.int64),
+            sampler[is_counted].astype(np.float64),
+            trainer[is_counted].astype(np.float64),
+            place[is_counted],
+            None if entropy is None else entropy.astype(np.float64),
+        )
 
     @cached_property
     def tokens_by_step(self) -> ByStep:
@@ -206,6 +188,12 @@ class Sample:
     def by_row(self, x: NDArray[np.generic]) -> Floats:
         """Sum over the tokens of each row, ``[r]``."""
         return self.runs.sums(x)
+
+    def among_all(self, x: NDArray[Any], rows: int) -> Tensor:
+        """Values of the sampled rows, ``[r, ...]``, in all of so many rows, ``[N, ...]`` float64; 0 in the others."""
+        found = np.zeros((rows, *x.shape[1:]))
+        found[self.row] = x
+        return torch.from_numpy(found)
 
     def by_place(self, x: Floats | None, starts: Sequence[int]) -> Floats:
         """Sum of values, or count without any, by bins of positions that begin at `starts`, ``[S, K]``."""

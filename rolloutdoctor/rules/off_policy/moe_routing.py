@@ -76,7 +76,7 @@ class MoeRouting(SampledTokens):
 
         from rolloutdoctor.ops.gap_bins import BINS, CENTRES, bins_of, medians
 
-        sample = steps.sample(self.code)
+        sample = steps.sample()
         if sample is None:
             return steps.nothing(dict)
         fresh_N, at = steps.fresh_N, sample.unsure

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
 
 SIDES = {"sampler": "the sampler", "trainer": "the trainer"}
 
@@ -85,22 +85,18 @@ class QuantizedLogProbs(TableRule):
     warn_from: float = 2.0**-7
     """The spacing of bfloat16 at 1: half of it is the size of a healthy difference."""
 
-    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Count the sampled values of each row that lie on each lattice."""
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Count the values of each sampled row that lie on each lattice."""
         import numpy as np
-        import torch
 
-        from rolloutdoctor.rules.measures.sampled_rows import gap_of
-
-        gap = gap_of(block)
-        if gap is None:
-            return {}
-        found: dict[str, Tensor] = {}
-        for side in SIDES:
-            values = gap.sampled[side].float().numpy()
+        sample, found = step.sample(), dict[str, "Tensor | None"]()
+        if sample is None:
+            return found
+        for side, own in (("sampler", sample.sampler), ("trainer", sample.trainer)):
+            values = own.astype(np.float32)
             large = np.flatnonzero(abs(values) >= LARGE)
-            counts = torch.from_numpy(gap.sampled_runs.at(large).sums(_counted(values[large])))
-            found |= {f"{side}:{name}": x_n for name, x_n in zip(COUNTS, counts.unbind(1), strict=True)}
+            counts = sample.among_all(sample.runs.at(large).sums(_counted(values[large])), len(step.batch))
+            found |= {f"{side}:{name}": x_N for name, x_N in zip(COUNTS, counts.unbind(1), strict=True)}
         return found
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:

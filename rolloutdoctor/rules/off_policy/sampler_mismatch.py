@@ -103,14 +103,14 @@ class SamplerMismatch(TableRule):
     """That rows are apart by chance has a probability below 2^-20."""
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sample the rows, and find the largest difference and the tokens that the sampler alone was sure of."""
+        """Find the largest difference and the tokens that the sampler alone was sure of."""
         from rolloutdoctor.rules.measures.sampled_rows import gap_of
 
         gap = gap_of(block)
         if gap is None:
             return {}
         largest = {"count": gap.count_N, "largest": gap.largest_n}
-        return {**gap.sampled, **largest, "places": confident_places(block, gap), **ends_of(block)}
+        return {**largest, "places": confident_places(block, gap), **ends_of(block)}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Count the tokens of each row that the sampler alone was sure of, and look at the first."""
@@ -134,7 +134,7 @@ class SamplerMismatch(TableRule):
         """Add up the rows of each step."""
         import numpy as np
 
-        sample, by_step = steps.sample(self.code), steps.by_step
+        sample, by_step = steps.sample(), steps.by_step
         if sample is None:
             return steps.nothing(dict)
         row, lag_N = steps.token_measures[self.code], steps.lags(len(LAGS))

@@ -25,9 +25,6 @@ POLICY = "policy_log_probs"
 MOVED = 0.02
 """Share of the entropy by which the policy of an update may differ from the one that was sampled from."""
 
-ALONE = "alone "
-"""Begins the names of what is measured of the trainer's log-probs alone."""
-
 
 @dataclass(frozen=True)
 class TemperatureMismatch(TableRule):
@@ -113,20 +110,18 @@ class TemperatureMismatch(TableRule):
         )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """The first tokens of each row, and all of the sampled ones."""
-        from rolloutdoctor.rules.measures.contexts import sampled_and_first_tokens
-        from rolloutdoctor.rules.measures.sampled_rows import gap_of
+        """The first tokens of each row."""
+        from rolloutdoctor.rules.measures.contexts import first_tokens
 
-        if block.has("rollout_log_probs") or not block.is_logged("entropy"):
-            return sampled_and_first_tokens(block)
-        gap = gap_of(block, ("old_log_probs" if block.is_logged("old_log_probs") else POLICY, POLICY))
-        return {} if gap is None else {f"{ALONE}{name}": x for name, x in gap.sampled.items()}
+        return first_tokens(block)
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Count the slopes of each step, and how its tokens fit the entropy."""
         from rolloutdoctor.rules.measures.calibration import calibration, unmoved
 
-        sample, alone = steps.sample(self.code), steps.sample(self.code, ALONE)
+        columns, sample = steps.batch.per_token, steps.sample()
+        is_alone = "rollout_log_probs" not in columns and "entropy" in columns
+        alone = steps.sample(("old_log_probs" if "old_log_probs" in columns else POLICY, POLICY)) if is_alone else None
         if alone is not None:
             fits = calibration(unmoved(alone, MOVED), steps.fresh_N, steps.batch.first_part_N)
             return steps.values(tokens=alone.tokens_by_step.size, **fits)

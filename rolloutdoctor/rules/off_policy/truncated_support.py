@@ -99,7 +99,7 @@ class TruncatedSupport(SampledTokens):
 
         from rolloutdoctor.ops.gap_bins import BINS, CENTRES, bins_of
 
-        sample = steps.sample(self.code)
+        sample = steps.sample()
         if sample is None:
             return steps.nothing(dict)
         own, other = sample.squares
