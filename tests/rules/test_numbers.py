@@ -462,6 +462,18 @@ FUNCTIONS = {
         "own is constant at 1 in all 60 logged steps",
     ),
     "was learned": (FLAT[:20] + [2.0] * 40, [0.4] * 20 + [0.0] * 40, "info", "own is constant at 2 from step 21 on"),
+    "falls to a success": (
+        [1.5, 1.8] * 10 + [1.0] * 40,
+        [0.4] * 20 + [0.0] * 40,
+        "info",
+        "own is constant at 1 from step 21 on",
+    ),
+    "falls, and to no success": (
+        [1.5, 1.8] * 10 + [1.1] * 40,
+        [0.4] * 20 + [0.0] * 40,
+        "warning",
+        "own is constant at 1.1 from step 21 on",
+    ),
     "gives all the same": ([0.2] * STEPS, None, "info", "own is constant at 0.2 in all 60 logged steps"),
 }
 

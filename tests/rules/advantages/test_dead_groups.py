@@ -21,6 +21,7 @@ def test_right_or_wrong_rewards():
     assert (found.severity.label, found.verdict) == ("info", "confirmed")
     value = values(found)
     assert (value["dead_groups"], value["lowest_groups"], value["highest_groups"]) == (2, 1, 1)
+    assert value["other_groups"] == 0
     assert value["dead_share"] == 0.5
     assert value["groups_per_live_group"] == 2
     # 32 of 64 trained tokens.
@@ -64,6 +65,12 @@ def test_groups_that_failed_or_were_truncated_as_a_whole():
     assert (errors.advice, values(errors)["failed_groups"]) == (failed.advice, values(failed)["failed_groups"])
     # Without the column nobody knows.
     assert "failed_groups" not in values(find(toy_batch(rewards)))
+
+
+@pytest.mark.parametrize(("more", "is_said"), [(0.9e-6, False), (1.1e-6, True)])
+def test_a_logged_share_that_float32_cannot_tell_apart_is_the_same(more, is_said):
+    found = find(toy_batch([[1, 1], [1, 0]]), trainer="trl", logged={"frac_reward_zero_std": 0.5 + more})
+    assert ("frac_reward_zero_std logs" in found.message) == is_said
 
 
 def test_prompts_that_are_always_dead():

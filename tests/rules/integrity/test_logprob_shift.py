@@ -124,6 +124,20 @@ def test_numbers_by_hand():
     assert "vanishes" in finding.evidence
 
 
+def between_two(early, late=0.66, tokens=400):
+    """A row of which a token's log-prob correlates with the other engine's on either side of it, by so much."""
+    own, noise = np.random.default_rng(0).normal(size=(2, tokens))
+    other = late * np.roll(own, -1) + early * np.roll(own, 1) + np.sqrt(1 - late**2 - early**2) * noise
+    policy, rollout = ((0.5 * x - 3).tolist() for x in (other, own))
+    return toy_batch([[0.0]], lengths=tokens, policy=[policy], rollout=[rollout])
+
+
+@pytest.mark.parametrize(("early", "is_named"), [(0.5, False), (0.25, True)])
+def test_a_pattern_that_fits_on_both_sides_is_no_shift(early, is_named):
+    findings = report_on(between_two(early), trainer=None, select=[CODE]).findings
+    assert ["shifted by one token in 1 step" in one.headline for one in findings] == [True] * is_named
+
+
 def test_a_trainer_does_not_matter():
     assert found(run(2, late=1), trainer="trl") is not None
 

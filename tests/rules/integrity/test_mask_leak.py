@@ -199,6 +199,20 @@ def test_a_template_that_all_responses_of_a_group_have():
     assert severe.examples[0].note == "trained tokens: 3 common to all responses of the group"
 
 
+def test_the_last_place_of_a_group_is_not_the_first_of_the_next():
+    batch = conversation(low=-15.1, at=59, template=(91,))
+    before = values(find(batch))["common_tokens"]
+    own = batch.column("rollout_log_probs").clone()
+    own[::60] = -5.0
+    assert (
+        values(find(dataclasses.replace(batch, per_token={**batch.per_token, "rollout_log_probs": own})))[
+            "common_tokens"
+        ]
+        == before
+        == 16
+    )
+
+
 def test_common_tokens_that_are_no_leak():
     # Masked, or all but certain, or a prefix that all share, or in some rows only.
     masked = [[int(not 20 <= place < 23) for place in range(60)]] * 16

@@ -1,12 +1,14 @@
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from rules.checking import found_by, report_on, values
 from rules.sampling import run, sample
 
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.measures.context_end import only_ends
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDO001"
@@ -156,3 +158,12 @@ def test_of_many_places_64_are_counted(rows, words):
     found = found_by(CODE, toy_batch([[1]] * rows, policy=-3.0, rollout=-0.1, lengths=4), trainer=None)
     assert values(found)["confident_places"] == min(4 * rows, 64)
     assert words in found.message
+
+
+@pytest.mark.parametrize(("apart", "lines"), [(0.45, [2, 1]), (0.55, [1, 1, 1])])
+def test_gaps_of_responses_that_end_early_are_told_apart_by_a_256th_of_a_doubling(apart, lines):
+    early = pl.DataFrame({"end": [1.0, 2 ** (apart / 256)]}).with_columns(
+        split=pl.lit("train"), step=0, context=10, before=0.0, tokens=5, alike=1
+    )
+    last = early.head(1).with_columns(context=20)
+    assert only_ends(pl.concat([early, last]))["alike"].to_list() == lines
