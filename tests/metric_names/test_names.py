@@ -435,6 +435,8 @@ def test_a_mean_return_is_the_reward_where_no_other_is():
         ("val_reward", "held_out_reward"),
         ("eval/reward_mean", "held_out_reward"),
         ("Reward/train_avg", "reward"),
+        ("rewards_curve", "reward"),
+        ("kl_values", "kl"),
         ("final_reward", "reward"),
         ("loss_at_step", "loss"),
         ("Loss/train", "loss"),
