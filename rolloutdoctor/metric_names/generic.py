@@ -85,7 +85,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout|ppo|grpo|env|losses|performance|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|percent|history|stats|curve|log|trace|list|values|series|at_step|per_(?:episode|step|iteration|epoch|update))(?![a-z])|/(mean|avg|average|train)$"
+    r"^(train|rollout|ppo|grpo|env|losses|performance|[\w-]{1,40}\.(?:ai|com|io|org))/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|percent|history|stats|latest|curve|log|trace|list|values|series|at_step|per_(?:episode|step|iteration|epoch|update))(?![a-z])|/(mean|avg|average|train)$"
 )
 """What says that a number is a mean, of the training, or whose: ``skyrl.ai/grad_norm``."""
 

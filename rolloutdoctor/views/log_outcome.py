@@ -132,8 +132,9 @@ def _is_of_much(one: Finding) -> bool:
 
 
 def _learned(report: Report) -> Vital | None:
-    """Return the reward, or the accuracy of a log without one."""
-    return next((vital for vital in report.vitals if vital.name in _LEARNED), None)
+    """Return the reward, or the accuracy of a log without one; without both the reward of its evaluations."""
+    known = {vital.name: vital for vital in report.vitals}
+    return next((known[name] for name in ("reward", "accuracy", "held_out_reward") if name in known), None)
 
 
 def _is_open(report: Report) -> bool:
@@ -155,7 +156,7 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
         is_told = any("accuracy_last" in one.measures for one in report.findings)
         if (
             vital.trend is None
-            or vital.name not in _LEARNED
+            or (vital.name not in _LEARNED and vital is not _learned(report))
             or (is_told if vital.name == "accuracy" else not _is_open(report))
         ):
             continue
@@ -171,7 +172,7 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
 def _apart(report: Report, gains: list[str], falls: list[str]) -> tuple[list[str], list[str]]:
     """Say with a gain what became of what is optimised, or of what the reward stands for; alone that it fell."""
     for vital in report.vitals:
-        if vital.trend is None or vital.name not in _WORTH:
+        if vital.trend is None or vital.name not in _WORTH or vital is _learned(report):
             continue
         sign, words = _went(vital.trend)
         if gains and (words or vital.trend.lines >= FEWEST):

@@ -238,6 +238,13 @@ def test_a_gain_says_what_became_of_a_held_out_reward(tmp_path, name, evaluation
     assert ("in the last, while the held-out reward fell: " in said) == is_told
 
 
+def test_a_log_of_evaluations_alone_says_how_their_reward_went(tmp_path):
+    rows = [{"episode": 100 * n, "eval_mean_reward": x, "elapsed_s": 0.1} for n, x in enumerate(RISES)]
+    log = tmp_path / "curves.json"
+    log.write_text(json.dumps({"curve": rows}))
+    assert verdict(rd.check(log)).startswith("The held-out reward rose: 3.6 in the first third, 19.6 in the last. ")
+
+
 def test_a_gain_without_right_answers_says_so(tmp_path):
     report = rd.check(of_two(tmp_path / "log.jsonl", RISES, "reward/correctness_fn", FLAT))
     assert "in the last, while the correctness did not: 0.1 in the first third, 0.1 in the last." in verdict(report)

@@ -127,10 +127,10 @@ def has_mean_reward(row: Mapping[str, object]) -> bool:
     """Tell a row with a mean of rewards, which no response has, and no response: lists beside it are of its step."""
     means = [name for name, value in row.items() if isinstance(value, (int, float)) and _MEAN.search(name.lower())]
     of_response = of_rollouts(row.keys()) & {"response", "response_ids", "response_mask"}
-    return not of_response and any((known := generic(name)) and known.quantity == "reward" for name in means)
+    return not of_response and any((known := generic(name)) and known.quantity in _REWARDS for name in means)
 
 
-_MEAN = re.compile(r"mean|avg|average")
+_MEAN, _REWARDS = re.compile(r"mean|avg|average"), ("reward", "held_out_reward")
 
 
 _REPORTED = re.compile(
