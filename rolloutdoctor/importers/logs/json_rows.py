@@ -19,7 +19,8 @@ from rolloutdoctor.importers.logs.rows import LONG, STEPS, counter_of
 from rolloutdoctor.importers.logs.rows_of_document import rows_of
 from rolloutdoctor.importers.logs.runs_of_rows import entries_of_rows
 from rolloutdoctor.importers.reading import lines
-from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.results.errors import DataError, InputError
 
@@ -27,6 +28,7 @@ _LOOKED_AT = 16
 """Objects at the beginning of a file."""
 
 _LARGEST = 256 * 2**20
+_EXPECTED = "give the file that the Trainer wrote"
 _SEVERAL = 2
 _HISTORY = "log_history"
 _FLAT = re.compile(rb"\{[^{}]{1,100000}\}")
@@ -179,13 +181,7 @@ def _document(source: Source, notes: LogNotes) -> dict[str, object] | Sequence[o
     Raises:
         InputError: if it is none.
     """
-    path = Path(source.path)
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise InputError(f"{source.name}: larger than {_LARGEST >> 20} MiB; that is no trainer_state.json")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{source.name}: {reason(error)}") from None
+    raw = read_small_bytes(source.path, name=source.name, expected=_EXPECTED, most=_LARGEST, error=InputError)
     body, repeated = lines.document_without_repeats(raw)
     if repeated:
         notes.say(f"{', '.join(repeated)}: there twice with two values, and left out there")
@@ -196,5 +192,5 @@ def _document(source: Source, notes: LogNotes) -> dict[str, object] | Sequence[o
     if isinstance(body, list) and (is_list(body) or all(is_list(one) and len(one) == len(DOWNLOADED) for one in body)):
         body = {tag_of(source.name): [one[1:] if isinstance(one, list) else one for one in body]}
     if not isinstance(body, (dict, list)):
-        raise InputError(f"{source.name}: not JSON with a list log_history; give the file that the Trainer wrote")
+        raise InputError(f"{source.name}: not JSON with a list log_history; {_EXPECTED}")
     return body

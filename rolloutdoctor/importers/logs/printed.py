@@ -159,7 +159,7 @@ def is_log_line(names: Collection[str]) -> bool:
     return any(map(is_metric, names))
 
 
-_OF_MEANS = re.compile(r"mean|avg|average")
+OF_MEANS = re.compile(r"mean|avg|average")
 
 
 def mean_rewards_in(line: str) -> dict[str, float | None]:
@@ -168,11 +168,11 @@ def mean_rewards_in(line: str) -> dict[str, float | None]:
     >>> mean_rewards_in("avg_reward: 0.5, kl: 0.1, lines: 3"), mean_rewards_in("reward: 0.5")
     ({'avg_reward': 0.5, 'kl': 0.1}, {})
     """
-    if "reward" not in line or _OF_MEANS.search(line) is None:
+    if "reward" not in line or OF_MEANS.search(line) is None:
         return {}
     values: dict[str, float | None] = {name_of(label): number(text) for label, text in pairs(line)}
     known = metric_quantities(values)
-    is_mean = any(known.get(name) == "reward" and _OF_MEANS.search(name) for name in values)
+    is_mean = any(known.get(name) == "reward" and OF_MEANS.search(name) for name in values)
     return {name: value for name, value in values.items() if name in known} if is_mean else {}
 
 

@@ -7,6 +7,7 @@ from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import Entry, numbers, of_splits
+from rolloutdoctor.importers.logs.printed import OF_MEANS
 from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import names_with_a_split
@@ -125,12 +126,12 @@ def is_long(row: Mapping[str, object]) -> bool:
 
 def has_mean_reward(row: Mapping[str, object]) -> bool:
     """Tell a row with a mean of rewards, which no response has, and no response: lists beside it are of its step."""
-    means = [name for name, value in row.items() if isinstance(value, (int, float)) and _MEAN.search(name.lower())]
+    means = [name for name, value in row.items() if isinstance(value, (int, float)) and OF_MEANS.search(name.lower())]
     of_response = of_rollouts(row.keys()) & {"response", "response_ids", "response_mask"}
     return not of_response and any((known := generic(name)) and known.quantity in _REWARDS for name in means)
 
 
-_MEAN, _REWARDS = re.compile(r"mean|avg|average"), ("reward", "held_out_reward")
+_REWARDS = ("reward", "held_out_reward")
 
 
 _REPORTED = re.compile(
