@@ -35,7 +35,7 @@ _PROCESS = re.compile(r"(?:\([\w.()-]{1,100} pid=[0-9]{1,9}[^()\n]{0,60}\) )?")
 _INNER = re.compile(r"""(['"])(?:metrics|data)\1\s?:\s?\{(?=\s*['"])""")
 """The numbers of a step in a dict that has its step: ``{"step": 3, "metrics": {"loss": 0.5}}``."""
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
-_OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
+_AS_IT_TRAINS = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 """What the Trainer logs as it trains: the summary at its end has ``train_loss``."""
 _EVAL = "eval_"
 _SUMMARY = "train_runtime"
@@ -124,7 +124,7 @@ class DictForm(Form):
 
 # ``ProgressCallback.on_log`` and ``PrinterCallback.on_log`` (transformers/trainer_callback.py), where ms-swift says the
 # step as well.
-TRAINER = DictForm("the console log of the transformers Trainer", "epoch", _OF_UPDATES)
+TRAINER = DictForm("the console log of the transformers Trainer", "epoch", _AS_IT_TRAINS)
 ANY_DICT = DictForm()
 
 

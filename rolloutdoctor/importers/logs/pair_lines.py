@@ -88,10 +88,10 @@ class Pairs(Form):
 
 def _says(metrics: Mapping[str, float | None]) -> bool:
     """Tell numbers of an update by names that clocks and options do not have either: ``lr: 1e-6``, ``MeanLen: 150``."""
-    return len(metrics) == 1 and bool(_OF_UPDATES & {*metric_quantities(metrics).values()})
+    return len(metrics) == 1 and bool(_SAID_ALONE & {*metric_quantities(metrics).values()})
 
 
-_OF_UPDATES = {"response_length", "grad_norm", "learning_rate", "clip_fraction"}
+_SAID_ALONE = {"response_length", "grad_norm", "learning_rate", "clip_fraction"}
 
 
 @dataclass
