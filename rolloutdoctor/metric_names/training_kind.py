@@ -31,7 +31,8 @@ _PAIRS = (
     "logps/rejected",
 )
 _ODDS = ("log_odds_ratio", "log_odds_chosen", "odds_ratio_loss")
-_OF_REWARD_MODEL = ("margin", "min_reward", "max_reward", "mean_reward", "accuracy")
+_OF_REWARD_MODEL = frozenset({"margin", "accuracy", "min_reward", "max_reward"})
+"""What TRL's RewardTrainer logs of pairs; its rewards alone may be those of a policy."""
 _OF_EPISODES = frozenset(
     {"ep_rew_mean", "ep_len_mean", "exploration_rate", "episodic_return", "episodic_length", "td_loss", "q_values"}
     | {"episode_reward_mean", "episode_len_mean", "num_env_steps_sampled"}
@@ -50,7 +51,7 @@ _ENVIRONMENT = re.compile(
 """Environments of Gymnasium, by the names that it registers."""
 _OF_TOKENS = frozenset({"mean_token_accuracy", "token_acc"})
 """The share of tokens that are the most probable, as TRL's and ms-swift's supervised fine-tuning log it."""
-_FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
+_FEWEST_PAIRS = 2
 OF_ANY_UPDATE = frozenset({"loss", "grad_norm", "learning_rate", "tokens", "tokens_seen", "samples", "step_time"})
 """Quantities that an update has whatever it is of."""
 _OF_POLICY = re.compile(
@@ -86,6 +87,8 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
     ('supervised fine-tuning', 'reinforcement learning')
     >>> training_kind(["loss", "accuracy", "lr", "percentage"]), training_kind(["loss", "accuracy", "lr"])
     ('preference or reward-model training', 'reinforcement learning')
+    >>> training_kind(["loss", "mean_reward", "min_reward", "max_reward", "accuracy", "margin"])
+    'reward-model training'
     >>> training_kind(["rollout/ep_rew_mean", "train/loss"])
     'reinforcement learning of no language model'
     >>> training_kind(["train/loss", "train/learning_rate", "eval/loss"])
@@ -96,6 +99,8 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
         # Of these only KTO has a KL, and none of pairs.
         is_kto = "kl" in bare and "rewards/accuracies" not in bare
         return ORPO if bare & {*_ODDS} else KTO if is_kto else DPO
+    if bare >= _OF_REWARD_MODEL:
+        return REWARD_MODEL
     if any(_DISTILLED.search(name.lower()) for name in bare):
         return DISTILLATION
     if {name.rpartition("/")[2] for name in bare} & _OF_EPISODES or bare >= _OF_EXPLORATION:
@@ -116,8 +121,6 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
     if {"accuracy", "percentage"} <= bare:
         # LLaMA-Factory's trainer_log.jsonl has an accuracy of pairs alone, and beside a policy its reward.
         return PREFERENCES
-    if sum(name in bare for name in _OF_REWARD_MODEL) >= _FEWEST_OF_REWARD_MODEL:
-        return REWARD_MODEL
     return LOSSES if _has_losses_alone(names) else RL
 
 

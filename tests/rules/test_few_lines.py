@@ -247,6 +247,7 @@ def test_the_ppo_of_trl_has_a_kl_of_responses(tmp_path):
         (("loss", "rewards/chosen", "rewards/rejected", "kl"), "preference training (KTO)"),
         (("loss", "mean_reward_chosen", "mean_reward_rejected"), "preference or reward-model training"),
         (("lm_loss", "grad_norm"), "language-model training"),
+        (("loss", "min_reward", "mean_reward", "max_reward", "accuracy", "margin"), "reward-model training"),
     ],
 )
 def test_other_kinds_of_training_are_named(tmp_path, names, kind):
@@ -254,8 +255,11 @@ def test_other_kinds_of_training_are_named(tmp_path, names, kind):
     assert verdict(report) == f"This is a log of {kind}, which is not checked."
 
 
-def test_a_reward_function_may_be_called_chosen(tmp_path):
-    report = rd.check(jsonl(tmp_path / "log.jsonl", SWIFT | {"rewards/chosen_length/mean": 1.0}))
+@pytest.mark.parametrize(
+    "names", [("rewards/chosen_length/mean",), ("min_reward", "mean_reward", "max_reward", "accuracy")]
+)
+def test_a_policy_may_log_what_reward_models_do(tmp_path, names):
+    report = rd.check(jsonl(tmp_path / "log.jsonl", SWIFT | dict.fromkeys(names, 1.0)))
     assert "not checked" not in verdict(report)
 
 
