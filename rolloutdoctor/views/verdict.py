@@ -45,7 +45,9 @@ def verdict(report: Report) -> str:
     outcome, waste = _outcome(report), "" if is_said else _waste(report)
     outcome += f" {report.unread_release}." if report.unread_release else ""
     is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
-    came = () if is_fault or not report.is_log_alone else tuple(before_the_rules(report))
+    # What may be why the reward does not rise may be the waste itself.
+    is_said_first = not is_fault and report.is_log_alone
+    came = [one for one in before_the_rules(report) if one[:-1] not in waste] if is_said_first else []
     words = " ".join(filter(None, (outcome, waste) if is_fault else (waste, *came, outcome)))
     return f"{as_sentence(report.part)}: {words}" if report.part else words
 

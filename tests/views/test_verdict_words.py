@@ -121,3 +121,11 @@ def test_what_came_of_a_run_without_faults_is_said_first():
     assert said.startswith("The reward has not moved: 0.5, 0.5. No cause")
     assert said.endswith("The loss is rounded (RDG002).")
     assert verdict(report(50, 50, findings=(still,))).startswith("Healthy: no fault")
+
+
+def test_waste_that_may_be_why_the_reward_does_not_rise_is_said_once():
+    words, share = "1 reward function gave 0 to every response", {"zero_variance_share": Measure(0.8, "share")}
+    waste = Finding("RDT002", "n", Severity.INFO, "confirmed", words, "m", "e", "a", share, remark=words, hinders=True)
+    said = verdict(report(50, 50, findings=(waste,), input=InputSummary(steps=40)))
+    assert said.startswith(f"{words}. No other fault was found")
+    assert said.count(words) == 1
