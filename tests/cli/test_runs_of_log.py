@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import rolloutdoctor as rd
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.check import runs_of_log
+from rolloutdoctor.views.log_outcome import FEWEST
 from rolloutdoctor.views.verdict import verdict
 
 
@@ -51,6 +52,17 @@ def test_a_short_run_with_a_fault_goes_before_a_long_one_without(name, tmp_path)
     assert report.notes[-1].startswith("run 2: too little to judge, the reward has not moved: 0.516 in the first third")
     assert report.notes[-1].endswith(f"; {tested}")
     assert f"of its runs run 1 has the worst fault; give {path}/N for another one" in report.notes[-2]
+
+
+@pytest.mark.parametrize(("lines", "part"), [(FEWEST - 1, "run 2 of 2"), (FEWEST, "run 1 of 2")])
+def test_an_aborted_start_does_not_lead_before_a_run_that_is_long_enough_to_judge(lines, part, tmp_path):
+    start = [{"step": at, "reward": 0.0, "reward_std": 0.0, "entropy": 0.6} for at in range(1, lines + 1)]
+    report = rd.check(write(tmp_path / "a.log", start, steady(40)))
+    assert report.part == part
+    if part == "run 2 of 2":
+        assert any(note.startswith("run 1: error, RDT002 the reward is 0 in all 11 ") for note in report.notes)
+    # Beside a run that is no longer than it, nothing speaks for the other.
+    assert rd.check(write(tmp_path / "b.log", start[:3], steady(FEWEST - 1))).part == "run 1 of 2"
 
 
 def test_the_exit_code_is_that_of_the_worst_run(tmp_path):

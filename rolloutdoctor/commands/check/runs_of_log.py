@@ -12,6 +12,7 @@ from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import RolloutDoctorError
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.results.several import CheckedRun
+from rolloutdoctor.views.log_outcome import FEWEST
 from rolloutdoctor.views.run_line import outcome, words_of
 
 _MOST_RUNS = 10
@@ -22,7 +23,7 @@ _MOST_BYTES = 2**25
 
 
 def of_worst_run(run: Run, report: Report, options: CheckOptions | None) -> Report:
-    """Return the report of the run in a log that has the worst fault, with a note on each of the others.
+    """Return the report of the run in a log that has the worst fault, no aborted start, with a note on the others.
 
     Args:
         run: that of its log that was read: the longest with rewards.
@@ -37,7 +38,7 @@ def of_worst_run(run: Run, report: Report, options: CheckOptions | None) -> Repo
     most = min(_MOST_RUNS - 1, _MOST_BYTES // max(Path(others[0]).parent.stat().st_size, 1))
     first = CheckedRun(report.part.partition(" of ")[0], run.files, report)
     found = [first, *(_checked(path, options) for path in others[:most] if options is not None)]
-    worst = max(found, key=_severity)
+    worst = max((one for one in found if one is first or not _is_cut_short(one, first)), key=_severity)
     in_order = sorted(found, key=lambda one: natural_key(one.name))
     notes = [f"{one.name}: {outcome(one)}, {words_of(one)}" for one in in_order if one is not worst]
     if worst is not first:
@@ -57,6 +58,12 @@ def _checked(path: str, options: CheckOptions) -> CheckedRun:
             return CheckedRun(name, (path,), check(run, options))
     except RolloutDoctorError as error:
         return CheckedRun(name, (path,), None, str(error))
+
+
+def _is_cut_short(run: CheckedRun, longest: CheckedRun) -> bool:
+    """Tell an aborted start beside a run that is long enough to judge: what holds of its few steps is of them alone."""
+    steps = [0 if one.report is None else one.report.input.steps for one in (run, longest)]
+    return steps[0] < FEWEST <= steps[1]
 
 
 def _severity(run: CheckedRun) -> int:
