@@ -159,6 +159,39 @@ def test_options_above_all_runs_are_those_of_each(tmp_path):
         assert run.metadata.config["num_generations"] == 8
 
 
+FIELDS = """\
+Training parameters GRPOConfig(
+beta=0.04,
+loss_type={loss},
+num_generations=8,
+scale_rewards=group,
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        (FIELDS.format(loss="dr_grpo"), "dr_grpo"),
+        # In code a bare word is a name: an indent, or another order, tells code.
+        (FIELDS.format(loss="dr_grpo").replace("\nbeta", "\n  beta"), None),
+        (FIELDS.format(loss="dr_grpo").replace("beta", "zeta"), None),
+        ('num_generations = 8,\nbeta = 0.04,\n# loss_type = "bnpo",\nloss_type = "dr_grpo",\n', "dr_grpo"),
+        ('num_generations = 8,\nbeta = 0.04,\nepsilon = 0.2,\n# loss_type = "bnpo",\n', None),
+    ],
+    ids=["printed", "indented", "in another order", "commented out above", "commented out alone"],
+)
+def test_words_of_printed_options(tmp_path, text, loss):
+    rewarded = "".join(
+        f"{{'loss': 0.5, 'reward': {n}.0, 'reward_std': 0.5, 'completions/clipped_ratio': 0.0, 'epoch': {n / 100}}}\n"
+        for n in range(1, 6)
+    )
+    (tmp_path / "log.txt").write_text(f"{text}{rewarded}")
+    with opened(tmp_path / "log.txt") as run:
+        assert run.metadata.config["num_generations"] in (8, "8")
+        assert run.metadata.config.get("loss_type") == loss
+
+
 def test_the_first_sentence_names_the_run_that_it_is_of(tmp_path):
     first, second = (lines(count, more=", 'reward': 1.0") for count in (4, 9))
     (tmp_path / "log.txt").write_text(first + second)

@@ -36,6 +36,7 @@ _OF_NO_TRAINING = re.compile(r"(?i)generation|sampling|lora|peft|quant|bitsandby
 _OF_SERVER = "served_model_name"
 """An option of vLLM's server, which prints all of its own."""
 _FIELD = re.compile(r"[\s│]*(\w{1,100})=(.{0,2000}?),?\s*")
+_BARE = re.compile(r"(?!(?:None|True|False|nan|inf)$)[A-Za-z][\w-]{0,60}")
 _INSTALLED = re.compile(r"\btrl\s*==\s*v?([0-9][\w.]{0,30})")
 
 
@@ -179,11 +180,14 @@ def _until_closed(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _of_fields(lines: Sequence[str]) -> Iterator[tuple[str, object]]:
-    for line in lines:
-        match = _FIELD.fullmatch(line)
-        value = UNKNOWN if match is None else _literal(match[2])
-        if match is not None and value is not UNKNOWN:
-            yield match[1], value
+    fields = [match for match in map(_FIELD.fullmatch, lines) if match is not None]
+    names = [match[1] for match in fields]
+    # transformers prints fields in their order, and texts without quotes; in code a bare word is another name.
+    is_bare = len(names) == len(lines) and names == sorted(names) and not any(line[:1].isspace() for line in lines)
+    for name, text in ((match[1], match[2]) for match in fields):
+        value = text if is_bare and _BARE.fullmatch(text) is not None else _literal(text)
+        if value is not UNKNOWN:
+            yield name, value
 
 
 def _of_call(arguments: str) -> Iterator[tuple[str, object]]:

@@ -59,6 +59,8 @@ _OF_BANNER = {
     "num gpus": "num_gpus",
 }
 """Beginning of what they say, in lower case, to the name of the setting."""
+_COMMENTED = re.compile(r"""\s{0,40}#\s?[\w.]{1,100}\s?[=:]\s?["']?[\w.+-]{1,60}["']?,?\s*$""")
+"""A setting that code, or a file of options, leaves out."""
 _LONGEST_OPTION = 400
 _OF_OTHERS = re.compile(
     r"(?i)\bllm engine\b|\bapi_server\b|\bnon-default args\b|\bsamplingparams\b|"
@@ -242,6 +244,8 @@ def _without_models(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _on_one_line(line: str) -> dict[str, object]:
+    if _COMMENTED.match(line) is not None:
+        return {}
     match = _OPTION.fullmatch(line) if len(line) < _LONGEST_OPTION else None
     if match is not None:
         return {match[2]: match[3].strip("\"'")}
