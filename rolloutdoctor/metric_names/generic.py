@@ -37,11 +37,11 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std", "total_rewards_std"),
     "zero_variance_share": (
         *("frac_zero_variance", "frac_zero_std", "zvf"),
-        # What says no share may be a count: ``dead_groups``.
+        # What says no share may be a count: ``dead_groups``; advantages of 0 may be of responses or tokens.
         *(
             f"{of}_{share}"
             for of in (
-                *("zero_adv", "zero_advantage", "zero_adv_group", "zero_advantage_group", "dead_group"),
+                *("zero_adv_group", "zero_advantage_group", "dead_group"),
                 *("zero_std", "zero_std_group", "zero_var", "zero_var_group", "zero_variance", "zero_variance_group"),
                 *("degenerate", "degenerate_group", "zero_reward_std", "reward_zero_std"),
             )

@@ -145,8 +145,10 @@ _TOTALS = (
     *("rewards/reward/mean", "rewards/reward", "rewards/total/mean", "rewards/total", "rewards/total_reward/mean"),
     *("proxy_reward", "proxy_score", "reward_proxy", "reward/proxy"),
     *("mean_ret", "avg_ret", "mean_return", "avg_return", "average_return"),
+    *("reward/selected_mean", "reward/selected/mean", "reward/selected", "selected_reward_mean", "selected_reward"),
 )
-"""Names of what a function gave that is called the reward, a proxy, or an episode's return: where no other is."""
+"""Names of what a function gave that is called the reward, a proxy, an episode's return, or the reward of the responses
+that a loop selects to train on: where no other is."""
 _PROXY = "proxy"
 """The same beside what it stands for, the gold reward."""
 

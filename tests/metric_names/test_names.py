@@ -383,9 +383,7 @@ def test_an_entropy_loss_of_a_trainer_is_the_entropy():
     assert understood(names)["entropy"][0] == "actor/entropy_loss"
 
 
-@pytest.mark.parametrize(
-    "of", ["zero_adv", "zero_advantage", "dead_group", "dead_groups", "degenerate_groups", "zero_var"]
-)
+@pytest.mark.parametrize("of", ["zero_adv_group", "dead_group", "dead_groups", "degenerate_groups", "zero_var"])
 @pytest.mark.parametrize("share", ["fraction", "frac", "ratio", "share", "rate"])
 def test_a_share_of_groups_that_train_nothing(of, share):
     for name in (f"{of}_{share}", f"train/{of}_{share}", f"{share}_{of}"):
@@ -395,6 +393,19 @@ def test_a_share_of_groups_that_train_nothing(of, share):
 @pytest.mark.parametrize("name", ["dead_groups", "zero_advantage", "n_dead_groups", "degenerate_groups", "zero_adv"])
 def test_what_may_be_a_count_of_groups_is_no_share(name):
     assert generic(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["advantage/zero_rate", "zero_adv_frac", "train/zero_advantage_ratio", "frac_zero_adv"]
+)
+def test_a_share_of_advantages_is_of_no_groups(name):
+    assert generic(name) is None
+
+
+def test_the_reward_of_selected_responses_is_the_reward_where_the_log_has_no_other():
+    own = ["actor/ppo_ratio_clipfrac", "actor/total_loss", "reward/valid_rate", "reward/selected_mean"]
+    assert understood(own)["reward"][0] == "reward/selected_mean"
+    assert understood([*own, "critic/score/mean"])["reward"][0] == "critic/score/mean"
 
 
 @pytest.mark.parametrize("total", ["rewards/reward/mean", "rewards/total/mean", "rewards/total_reward/mean"])
