@@ -35,8 +35,8 @@ _PROCESS = re.compile(r"(?:\([\w.()-]{1,100} pid=[0-9]{1,9}[^()\n]{0,60}\) )?")
 _INNER = re.compile(r"""(['"])(?:metrics|data)\1\s?:\s?\{(?=\s*['"])""")
 """The numbers of a step in a dict that has its step: ``{"step": 3, "metrics": {"loss": 0.5}}``."""
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
-_AS_IT_TRAINS = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
-"""What the Trainer logs as it trains: the summary at its end has ``train_loss``."""
+_AS_IT_TRAINS = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl", "objective/rlhf_reward"})
+"""What the Trainer logs as it trains, the last by PPO: the summary at its end has ``train_loss``."""
 _EVAL = "eval_"
 _SUMMARY = "train_runtime"
 _OF_STEP = re.compile(r"(?i)loss|kl|entropy|grad|lr|learning_rate|clip|ratio|mean|avg|average|std|epoch|episode|return")

@@ -35,6 +35,9 @@ _FEWEST = 3
 _TOKENS = "num_tokens"
 """What TRL counts from the beginning of a training, where its lines have no step."""
 
+_PPO = "PPO"
+"""The task of lines without a loss of their own that TRL's PPO trainer prints."""
+
 _FAR = 3
 """How many times its second step a run has done before the same step is the second one of another run."""
 
@@ -63,7 +66,8 @@ class _Last:
         falls = place is not None and self.place is not None and place < self.place
         if self.functions and mine and not mine <= self.functions and not mine >= self.functions:
             return falls or record.step is None
-        if self.kind and kind and kind != self.kind and falls:
+        # No other training has lines of PPO; those of losses may stand between those of rewards.
+        if self.kind and kind and kind != self.kind and (falls or (record.step is None and _PPO in (kind, self.kind))):
             return True
         if record.step is None and (record.values.get(_TOKENS) or self.tokens) < self.tokens:
             # A run that was resumed counts them anew as well, and its epochs go on.
@@ -116,6 +120,6 @@ def _kind(names: frozenset[str]) -> str:
     if any(name.startswith("rewards/chosen") for name in names):
         return "preferences"
     if "loss" not in names:
-        return ""
+        return _PPO if "objective/rlhf_reward" in names else ""
     is_rewarded = any(name.startswith(_OF_POLICY) for name in names) or "reward" in metric_quantities(names).values()
     return "rewards" if is_rewarded else "losses alone"
