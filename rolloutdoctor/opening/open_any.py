@@ -107,7 +107,7 @@ def _of_this_kind(stated: list[Stated], metrics: LoggedMetrics, tell: Callable[[
 
 def _as_read(metrics: LoggedMetrics) -> ReadLog:
     """Return what a log says of its options."""
-    return ReadLog(writers(metrics.names()), metrics.names(), metrics.begins)
+    return ReadLog(writers(metrics.names()), metrics.names(), metrics.begins, is_alone=not metrics.part)
 
 
 def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str], None]) -> Run:

@@ -192,6 +192,54 @@ def test_words_of_printed_options(tmp_path, text, loss):
         assert run.metadata.config.get("loss_type") == loss
 
 
+ALONE = "--num_generations 8\n--learning_rate 1e-6\n--beta 0.04\n--max_completion_length 64\n"
+COMMAND = f"python train.py {ALONE.replace(chr(10), ' ')}\n"
+CRASHED = "Traceback (most recent call last):\nValueError: no\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "is_read"),
+    [
+        ("", ALONE, True),
+        ("", ALONE.replace("\n", " \\\n"), True),
+        (ALONE, "", True),
+        ("", f"started with\n{COMMAND}", True),
+        ("", f"A=1 {COMMAND}{COMMAND}", True),
+        ("", f"{COMMAND}{COMMAND.replace('8', '4')}", False),
+        ("", f"{ALONE}\n{ALONE.replace('8', '4')}", False),
+        ("", ALONE.replace("--learning_rate 1e-6", "--temperature 0.5"), False),
+        ("", "".join(f"--{name} {name.upper()}\n" for name in ("num_generations", "learning_rate", "beta")), False),
+        ("", f"{COMMAND}{CRASHED}", False),
+        ("", f"{chr(10) * 3_000}{COMMAND}", False),
+    ],
+    ids=[
+        "options alone below",
+        "each but the last goes on",
+        "options alone above",
+        "a command below",
+        "the same twice",
+        "two that differ",
+        "two lists",
+        "of an evaluation",
+        "of a page of help",
+        "of a run that failed",
+        "far below",
+    ],
+)
+def test_the_command_that_is_pasted_with_a_line(tmp_path, above, below, is_read):
+    rewarded = lines(2, more=", 'reward': 1.0")
+    (tmp_path / "log.txt").write_text(f"{above}{rewarded}{below}")
+    with opened(tmp_path / "log.txt") as run:
+        assert (str(run.metadata.config.get("num_generations")) == "8") == is_read
+
+
+def test_a_command_below_one_of_two_runs_is_of_neither(tmp_path):
+    rewarded = "".join(lines(count, more=", 'reward': 1.0") for count in (4, 9))
+    (tmp_path / "log.txt").write_text(f"{rewarded}{COMMAND}")
+    with opened(tmp_path / "log.txt") as run:
+        assert "num_generations" not in run.metadata.config
+
+
 def test_the_first_sentence_names_the_run_that_it_is_of(tmp_path):
     first, second = (lines(count, more=", 'reward': 1.0") for count in (4, 9))
     (tmp_path / "log.txt").write_text(first + second)

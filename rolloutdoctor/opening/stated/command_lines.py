@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 
 from rolloutdoctor.opening.stated.options import Stated, stated_of
 
@@ -22,6 +22,7 @@ _ARRAY = re.compile(r"\s{0,20}([A-Za-z_]\w{0,60})=\((.*)")
 _REFERENCE = re.compile(r'"\$\{([A-Za-z_]\w{0,60})\[[@*]\]\}"|\$\{?([A-Za-z_]\w{0,60})\b(?:\[[@*]\])?\}?')
 _SUM = re.compile(r"[0-9 ]{1,20}(?:[*+/-][0-9 ]{1,20}){0,8}")
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
+_ALONE = re.compile(r"\s{0,20}--[A-Za-z][\w.-]{1,60}(?:=[^\s\\]{1,200})?(?: {1,4}[^\s\\]{1,200}){0,40}\s{0,20}\\?\s*")
 _FEWEST = 3
 """Options of a command line: one or two anybody may pass."""
 _MOST_LINES = 300
@@ -49,6 +50,22 @@ def read_commands(lines: Sequence[str], origin: str, likely: Sequence[str] = ())
         if one is not None and enough and all(one.values != other.values for other in found):
             found.append(one)
     return found
+
+
+def read_options_alone(lines: Sequence[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:
+    """Read ``--key value`` on lines of their own, as a command is pasted without its beginning; None if there are two.
+
+    A page of help, which has ``--lr LR``, is none.
+    """
+    blocks = [
+        assigned(" ".join(line.strip().removesuffix("\\") for line in block))
+        for is_alone, block in groupby(lines, lambda line: _ALONE.fullmatch(line) is not None)
+        if is_alone
+    ]
+    found = [values for values in blocks if len(values) >= _FEWEST]
+    if len(found) != 1 or any(value == name.upper() for name, value in found[0].items()):
+        return None
+    return stated_of(origin, found[0], likely)
 
 
 def _joined(lines: Sequence[str], place: int) -> str:

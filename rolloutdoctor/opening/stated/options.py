@@ -39,11 +39,13 @@ class ReadLog:
         likely: trainers that have names of the log, the likeliest first.
         names: of its metrics.
         begins: where in its text the run begins (`LogNotes.begins`); None: it is no text.
+        is_alone: whether the text holds no other run.
     """
 
     likely: Sequence[str] = ()
     names: Collection[str] = ()
     begins: tuple[int, int] | None = None
+    is_alone: bool = False
 
 
 def stated_of(origin: str, values: Mapping[str, object], likely: Sequence[str] = (), remark: str = "") -> Stated | None:

@@ -14,11 +14,11 @@ from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.opening.stated.calls import read_printed_call
-from rolloutdoctor.opening.stated.command_lines import read_command_line
+from rolloutdoctor.opening.stated.command_lines import read_command_line, read_commands, read_options_alone
 from rolloutdoctor.opening.stated.config_lines import on_config_line, on_own_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
 from rolloutdoctor.opening.stated.options import VERL_TABLE, ReadLog, Stated, stated_of
-from rolloutdoctor.opening.stated.settings import own_title
+from rolloutdoctor.opening.stated.settings import own_title, title_of
 from rolloutdoctor.results.errors import InputError, UsageError
 
 _ANY = ReadLog()
@@ -31,6 +31,12 @@ _MOST_LINES = 20_000
 
 _HEAD = 50_000
 """Lines before the first step that are looked at."""
+
+_PASTED = 2_000
+"""Lines below the first number, at most, of what somebody pasted."""
+_ERROR = "Traceback (most recent call last)"
+_OF_TRAINING = frozenset({"learning rate", "gradient accumulation", "epochs"})
+"""What settings of a training are, and of no evaluation."""
 
 _FIRST = re.compile(r"(.{0,200}?)(\{'(?:" + VERL_TABLE + r"|checkpointing|data)':(?: \{.*|\s*$))")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
@@ -92,7 +98,24 @@ def read_printed(source: Source, log: ReadLog = _ANY) -> list[Stated]:
     for lines in _heads(source, log):
         if found := _in_head(lines, source, log):
             return found
-    return []
+    return _behind(source, log)
+
+
+def _behind(source: Source, log: ReadLog) -> list[Stated]:
+    """Read the command below the numbers of the only run, where people paste it.
+
+    One without a group size and a setting of the training may be of an evaluation, one above an error of another run.
+    """
+    first = log.begins[1] if log.begins is not None and log.is_alone else 0
+    lines = list(islice(lines_of(source), first, first + _PASTED + 1)) if first else []
+    if len(lines) > _PASTED or any(_ERROR in line for line in lines):
+        return []
+    origin = f"command line in {Path(source.name).name}"
+    found = read_commands(lines, origin, log.likely)
+    alone = None if found else read_options_alone(lines, origin, log.likely)
+    found += [] if alone is None else [alone]
+    titles = {title_of(name) for one in found for name in one.values}
+    return found if len(found) == 1 and "group size" in titles and titles & _OF_TRAINING else []
 
 
 def _heads(source: Source, log: ReadLog) -> Iterator[list[str]]:
@@ -112,7 +135,9 @@ def _in_head(head: Sequence[str], source: Source, log: ReadLog) -> list[Stated]:
     listed = _listed(head, f"printed config in {name}", log)
     if call is not None and listed is not None and call.trainer is None and listed.trainer is None:
         call = replace(call, values={**listed.values, **call.values})
-    found = (call, read_command_line(head, f"command line in {name}", log.likely), listed)
+    origin = f"command line in {name}"
+    command = read_command_line(head, origin, log.likely) or read_options_alone(head, origin, log.likely)
+    found = (call, command, listed)
     return sorted(filter(None, found), key=lambda one: one.trainer is None)
 
 
