@@ -198,16 +198,32 @@ def thirds(values: "Values") -> tuple[float, float, float, float]:
     return (float(first.mean()), float(last.mean()), *change_of_means(first, last, memory(values)))
 
 
-def falls_from_best_fifth(values: "Values", errors: float, share: float) -> bool:
-    """Tell whether the last fifth is below the best one by so many standard errors, and a share of their range."""
+def fall_from_best_fifth(values: "Values", *, errors: float, share: float, beyond: float) -> tuple[float, float] | None:
+    """Return the means of the best and of the last fifth of a series that fell from one to the other; None of others.
+
+    Args:
+        values: the series.
+        errors: standard errors of the difference, at least.
+        share: of the range of such means, at least; of what was gained since the first fifth, where the last is above
+            it, beyond noise: a series that comes back from a hump has not lost its gain.
+        beyond: standard errors of that.
+    """
     import numpy as np
 
-    fifth = len(values) // 5
+    fifth, kept = len(values) // 5, memory(values)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     means = (sums[fifth:] - sums[:-fifth]) / fifth
     top = int(np.argmax(means))
-    change, error = change_of_means(values[top : top + fifth], values[-fifth:], memory(values))
-    return -change > max(errors * error, share * float(np.ptp(means)))
+    parts = values[:fifth], values[top : top + fifth], values[-fifth:]
+    change, error = change_of_means(parts[1], parts[2], kept)
+    if -change <= max(errors * error, share * float(np.ptp(means))):
+        return None
+    first, best, last = (float(part.mean()) for part in parts)
+    weights = (share, 1 - share, -1.0)
+    variance = sum(each**2 * float(part.var(ddof=1)) for each, part in zip(weights, parts, strict=True)) / fifth
+    more = share * first + (1 - share) * best - last
+    is_hump = last > first and more <= beyond * sqrt(variance * (1 + kept) / (1 - kept))
+    return None if is_hump else (best, last)
 
 
 _LONG = 40
@@ -310,6 +326,17 @@ def crossing(values: "Values | Sequence[float]", level: float, *, below: bool, w
     # Of the first values the median is of few, so that it may lie beyond before one of them does.
     beyond = np.flatnonzero(series[since:] < level if below else series[since:] > level)
     return since + int(beyond[0]) if len(beyond) else None
+
+
+def leaves(values: "Values", first: float, last: float) -> int:
+    """Return the place from which on a noisy series is nearer to a lower level than to the first: the likeliest one.
+
+    Of a single value noise decides; the values above the middle of both levels, added up, are most before the change.
+    """
+    import numpy as np
+
+    half = (first - last) / 2
+    return min(int(np.argmax(np.cumsum(np.clip(values - last - half, -half, half)))) + 1, len(values) - 1)
 
 
 @dataclass(frozen=True)

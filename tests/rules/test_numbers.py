@@ -286,6 +286,24 @@ def test_the_mean_reward_of_eight_responses_does_not_collapse_by_chance(seed):
     assert diagnose_log("RDT005", reward=list(np.random.default_rng(seed).binomial(8, 0.4, 200) / 8)) == "RDT005 clean"
 
 
+HUMP = [0.33, 0.34, 0.18, 0.35, 0.54, 0.41, 0.61, 0.84, 0.64, 0.63, 0.53, 0.3, 0.29, 0.46, 0.5, 0.58, 0.41, 0.45, 0.44]
+
+
+@pytest.mark.parametrize("seed", [3, 8, 9])
+def test_a_reward_that_comes_back_from_a_hump_to_above_its_start_does_not_collapse(seed):
+    """More than half of the gain is lost, but not beyond noise: of 0.36 that are gained 0.26, with an error of 0.05."""
+    rewards = np.random.default_rng(seed).binomial(8, np.repeat([*HUMP, 0.4], 10)) / 8
+    assert diagnose_log("RDT005", reward=list(rewards)) == "RDT005 clean"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fall_in_much_noise_begins_where_it_does(seed):
+    """Single values cross the middle of both levels long after it."""
+    rewards = np.repeat([0.75, 0.5], 200) + np.random.default_rng(seed).normal(0, 0.125, 400)
+    (found,) = check_log("RDT005", reward=list(rewards)).findings
+    assert abs(found.measures["onset"].value - 201) <= 10
+
+
 def steps_of_one(*places, of):
     """Rewards of 1 in a few steps, and 0 in the others."""
     return [float(step in places) for step in range(of)]

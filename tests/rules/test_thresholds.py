@@ -46,10 +46,10 @@ def extremes(low: list[float], high: list[float]) -> Log:
     return {**rewards, "advantage_min": low, "advantage_max": high}
 
 
-def slow_fall(steps: int, errors: float = 5.5) -> Log:
-    """A reward that rises and falls, by so many standard errors of the means of a fifth of the steps."""
+def slow_fall(steps: int, errors: float = 5.5, end: float = 0.4) -> Log:
+    """A reward that rises and falls, by so many standard errors of the means of a fifth of the steps if to 0.4."""
     part = steps // 5
-    levels = [0.3] * part + [0.8] * part + [*np.linspace(0.8, 0.4, steps - 3 * part)] + [0.4] * part
+    levels = [0.3] * part + [0.8] * part + [*np.linspace(0.8, end, steps - 3 * part)] + [end] * part
     size = 0.4 / errors * (part / 2) ** 0.5 * (1 - 1 / part) ** 0.5
     return {"reward": waves(levels, size)}
 
@@ -415,6 +415,15 @@ BOUNDARIES = [
     ),
     Boundary(
         "RDT005", "errors_of_fifths", slow_fall(100, 4.95), slow_fall(100, 5.05), ("clean", "warning"), factor=1.3
+    ),
+    # Half of the gain is lost at an end of 0.55.
+    Boundary(
+        "RDT005",
+        "errors_of_loss",
+        slow_fall(100, 5.5, 0.43),
+        slow_fall(100, 5.5, 0.415),
+        ("clean", "warning"),
+        factor=1.3,
     ),
     Boundary("RDT005", "long", slow_fall(99), slow_fall(100), ("clean", "warning")),
     near(

@@ -1,7 +1,7 @@
 """RDT005: the reward rose and fell, or never rose, and so the accuracy, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -13,7 +13,15 @@ from rolloutdoctor.rules.chance_cluster import is_chance_cluster
 from rolloutdoctor.rules.logged_quantities import by_step, not_logged
 from rolloutdoctor.rules.measures.accuracy_fall import lost_at_once, lost_since_start
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, shown, step_at, where_logged
-from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, falls_from_best_fifth, shift, smoothed
+from rolloutdoctor.rules.series import (
+    OF_A_MEDIAN,
+    ends,
+    error_of_answers,
+    fall_from_best_fifth,
+    leaves,
+    shift,
+    smoothed,
+)
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -35,11 +43,12 @@ class RewardCollapse(NumbersRule):
     more than six standard errors, as is 1.25 times that of the means of the same steps: medians of few responses jump.
     The noise is that of differences of neighbouring steps and of every other step: it may be correlated. Four standard
     errors are enough if three quarters of the way from the best level to the smallest reward of any response are lost,
-    and five between the means of the best and the last fifth of 100 steps or more if half of their range is. Where most
-    neighbouring steps have one reward, as of one that is 0 but in a few, chance may put so many of the others together,
-    and so few at the end, in one run in 1,000 at most. `onset` is the first step after the best from which the running
-    median stays below the middle of both; of a steady fall the first that left the best. It is an error if the reward
-    ends at or below the level of its start. Confirmed.
+    and five between the means of the best and the last fifth of 100 steps or more if half of their range is and, where
+    the end is above the first fifth, half of the gain by two (both are then these means). Where most neighbouring steps
+    have one reward, as of one that is 0 but in a few, chance may put so many of the others together, and so few at the
+    end, in one run in 1,000 at most. `onset` is the step after the best from which on the values lie below the middle
+    of both, the likeliest one; of a steady fall the first that left the best. It is an error if the reward ends at or
+    below the level of its start. Confirmed.
 
     Six values of an accuracy are enough if it loses half of its best level by six standard errors or three quarters by
     four, or if the last value alone loses three quarters by six. It is information if it ends a quarter and six
@@ -69,6 +78,7 @@ class RewardCollapse(NumbersRule):
     errors_of_most: float = 4.0
     long: int = 100
     errors_of_fifths: float = 5.0
+    errors_of_loss: float = 2.0
     most: float = 0.75
     fraction: float = 0.5
     quarter: float = 0.25
@@ -131,21 +141,24 @@ class RewardCollapse(NumbersRule):
             lost_most = fall > self.most * best
         needed = self.errors_of_most if lost_most else self.errors
         is_sure = sure > needed * error and fall > least
-        is_slow = not is_sure and name == "reward" and len(values) >= self.long
-        is_slow = is_slow and falls_from_best_fifth(values, self.errors_of_fifths, self.fraction)
-        if not (is_sure or is_slow) or top > len(values) - level.count or is_chance_cluster(values, medians, middle):
+        is_long = name == "reward" and len(values) >= self.long
+        numbers = {"errors": self.errors_of_fifths, "share": self.fraction, "beyond": self.errors_of_loss}
+        slow = fall_from_best_fifth(values, **numbers) if is_long and not is_sure else None
+        if not (is_sure or slow) or top > len(values) - level.count or is_chance_cluster(values, medians, middle):
             return None
-        # A slow fall of noisy values is seen in their medians alone.
-        drop = shift((medians if is_slow else values)[top:], best, level.last, middle, level.noise)
+        best, last = slow or (best, level.last)
+        # Of noisy values single ones cross the middle long after the fall.
+        drop = shift(medians[top:], best, last, (best + last) / 2, level.noise)
+        drop = drop if drop.is_steady else replace(drop, at=leaves(values[top:], best, last))
         onset = step_at(run, top + drop.at)
         what = drop.words("collapsed", "fell", onset)
         return Judgement(
-            severity=Severity.ERROR if level.last <= max(lowest, level.first) else Severity.WARNING,
+            severity=Severity.ERROR if last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
-            headline=f"{name} {what}: {from_to(best, level.last)}",
-            message=f"The {name} {what}, from {number(best)} (step {step_at(run, top)}) to {number(level.last)}.",
+            headline=f"{name} {what}: {from_to(best, last)}",
+            message=f"The {name} {what}, from {number(best)} (step {step_at(run, top)}) to {number(last)}.",
             evidence=f"more than {self.errors_of_fifths:g} standard errors between means of a fifth of the steps"
-            if is_slow
+            if slow
             else f"{number(sure / error) if error else 'many'} standard errors over {counted(level.count, 'step')}",
             advice=(
                 "compare entropy, KL, truncated share, gradient norm and train-inference mismatch before and after "
@@ -153,7 +166,7 @@ class RewardCollapse(NumbersRule):
             ),
             measures={
                 f"{name}_best": Measure(best, "reward" if name == "reward" else "1"),
-                f"{name}_last": Measure(level.last, "reward" if name == "reward" else "1"),
+                f"{name}_last": Measure(last, "reward" if name == "reward" else "1"),
                 "onset": Measure(onset, "step"),
             },
         )
