@@ -46,9 +46,9 @@ _MARKS = {
 
 _BOOKKEEPING = re.compile(
     r"epoch|(ppo|grpo)_(ep|epoch|iter)|eps|episode|(\w+/)?step|total_steps|percentage|(elapsed|remaining)_time.*|consumed_samples|global_batch_size"
-    r"|total_flos|num_tokens|train_(runtime|samples_per_second|steps_per_second)"
+    r"|total_flos|num_tokens|rollout/zero_std/count_.*|train_(runtime|samples_per_second|steps_per_second)"
 )
-"""Counters and clocks, which say nothing of the training."""
+"""Counters and clocks, which say nothing of the training by themselves."""
 
 
 def is_bookkeeping(name: str) -> bool:
@@ -72,6 +72,7 @@ _OF_ANY_LOOP = frozenset(
 
 _OF_ANY_TRAINER = frozenset(
     {"accuracy", "reward", "reward_std", "response_length", "learning_rate", "grad_norm", "tool_calls"}
+    | {"zero_variance_share"}
 )
 """Quantities that mean the same whoever logs them: a number of one's own stands for one that the trainer lacks."""
 

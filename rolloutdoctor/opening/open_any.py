@@ -21,6 +21,7 @@ from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
 from rolloutdoctor.opening.beside import completed, newest_state, stated_beside
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
+from rolloutdoctor.opening.group_counts import GROUPS, with_group_share
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
 from rolloutdoctor.opening.one_training import are_of_one_training
@@ -123,7 +124,7 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     # Of trainers that share their names, what is stated decides.
     writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
     metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
-    return Run((), metadata, metrics, logs, notes=notes)
+    return Run((), metadata, with_group_share(metrics, metadata.config.get(GROUPS), notes), logs, notes=notes)
 
 
 @contextmanager

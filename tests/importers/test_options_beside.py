@@ -370,6 +370,24 @@ def test_the_arguments_that_megatron_prints_for_slime(tmp_path, prefix):
     assert setting(report, "eps_clip_c") == (None, origin)
 
 
+@pytest.mark.parametrize(("groups", "shares"), [(8, [0.25, 0.0, 0.75]), (4, None), (None, None)])
+def test_the_groups_that_slime_counts_by_their_reward_are_a_share_of_those_stated(tmp_path, groups, shares):
+    """A reward that no group has is not counted; more groups than there are say that these are others."""
+    counts = [{"0": 2}, {}, {"0.0": 5, "1": 1}]
+    lines = [
+        {"rollout/response_len/mean": 300.5} | {f"rollout/zero_std/count_{of}": count for of, count in found.items()}
+        for found in counts
+    ]
+    text = "".join(f"[2026-01-01] rollout.py:7 - perf {step}: {line}\n" for step, line in enumerate(lines))
+    (tmp_path / "job.log").write_text((slime_arguments(rollout_batch_size=groups) if groups else "") + text)
+    report, _ = checked(tmp_path / "job.log")
+    found = {vital.name: list(vital.series) for vital in report.vitals}
+    assert found.get("zero_variance_share") == shares
+    assert not any("count_" in note for note in report.notes)
+    is_counted = any("2.667 groups have equal rewards a step, the mean of 3 steps" in note for note in report.notes)
+    assert is_counted is (groups is None)
+
+
 def test_a_table_of_arguments_without_an_end(tmp_path):
     table = slime_arguments().rpartition("-------------------- end")[0]
     (tmp_path / "job.log").write_text(table + SLIME_STEPS)

@@ -390,6 +390,12 @@ def test_a_share_of_groups_that_train_nothing(of, share):
         assert generic(name).quantity == "zero_variance_share"
 
 
+def test_a_share_of_groups_of_ones_own_stands_beside_any_trainer():
+    own = ["train/pg_loss", "train/kl_loss", "dead_group_frac"]
+    assert understood(own, "slime")["zero_variance_share"][0] == "dead_group_frac"
+    assert understood([*own, "frac_reward_zero_std"], "trl")["zero_variance_share"][0] == "frac_reward_zero_std"
+
+
 @pytest.mark.parametrize("name", ["dead_groups", "zero_advantage", "n_dead_groups", "degenerate_groups", "zero_adv"])
 def test_what_may_be_a_count_of_groups_is_no_share(name):
     assert generic(name) is None
