@@ -3,13 +3,14 @@
 import csv
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.printed import pairs
 from rolloutdoctor.importers.logs.rows import STEPS
 from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.importers.reading import lines
-from rolloutdoctor.importers.reading.text_lines import beginning
+from rolloutdoctor.importers.reading.text_lines import beginning, ending
 from rolloutdoctor.importers.single_responses import described
 
 KNOWN = (
@@ -77,8 +78,39 @@ _FEWEST = 2
 """Lines with a number that is measured again and again."""
 
 
-def not_understood(path: Path) -> str | None:
-    """Say in a sentence what a text file holds that nothing here reads; None if it is no text."""
+_TRACEBACK = "Traceback (most recent call last)"
+_ERROR = re.compile(
+    r"(?:[(\[][^()\[\]]{1,80}[)\]] ?){0,2}((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit))"
+    r"(?:: (.{1,200}).*)?\s*"
+)
+"""The last line of a traceback, behind the name of a process."""
+_OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "RayTaskError", "SystemExit")
+"""Errors that say that a process of the training had one."""
+
+
+def _last_error(path: Path) -> str:
+    """Return the last error that a text shows, with the first line of its message; empty if it shows none."""
+    last = ending(path)
+    first = next((at for at, line in enumerate(last) if _TRACEBACK in line), len(last))
+    found = [match for line in last[first:] if (match := _ERROR.fullmatch(line)) is not None]
+    own = [match for match in found if not match[1].endswith(_OF_LAUNCHERS)] or found
+    return ": ".join(filter(None, own[-1].groups())).strip() if own else ""
+
+
+def _of_text(path: Path, begins: str, error: str, also: Callable[[Path], str]) -> str:
+    has = "; ".join(filter(None, (_lacks(path), also(path))))
+    if error:
+        return f"{has}; the last error is {error!r}: give the log of a run that got further"
+    return f"text that begins {begins[:60]!r}: {has}; {KNOWN}"
+
+
+def not_understood(path: Path, also: Callable[[Path], str] = lambda path: "") -> str | None:
+    """Say in a sentence what a text file holds that nothing here reads; None if it is no text.
+
+    Args:
+        path: the file, or a folder.
+        also: says what else than numbers a text holds.
+    """
     if path.is_dir():
         inside = sorted(path.glob("*.jsonl"))[:_LOOKED_AT]
         return next((f"{one.name} there is {words}" for one in inside if (words := _of_another(one))), None)
@@ -108,8 +140,9 @@ def not_understood(path: Path) -> str | None:
     if line.lstrip().startswith(("[", "{")) and path.suffix in (".json", ".jsonl"):
         return f"JSON that is neither an object on each line nor a trainer_state.json; {KNOWN}"
     names = [name.strip() for name in next(csv.reader([line]), [])]
-    if len(names) < 2 or not all(names) or max(map(len, names)) > _LONGEST_NAME or _TIME.match(line):
-        return f"text that begins {line.strip()[:60]!r}: {_lacks(path)}; {KNOWN}"
+    is_text = len(names) < 2 or not all(names) or max(map(len, names)) > _LONGEST_NAME or _TIME.match(line)
+    if (error := _last_error(path)) or is_text:
+        return _of_text(path, line.strip(), error, also)
     have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     what = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"
     return f"a CSV with the columns {have}: {what}; {KNOWN}"

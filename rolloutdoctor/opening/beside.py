@@ -140,6 +140,18 @@ def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:
     return None
 
 
+def options_said(path: Path) -> str:
+    """Say how many options a text or a notebook without numbers states; empty if it states none."""
+    notebook = read_notebook(path)
+    try:
+        found = read_code(notebook, f"code of {path.name}") if notebook else read_printed(Source.of(str(path)))
+    except RolloutDoctorError:
+        return ""
+    known = {option.name for one in found if one.trainer is not None for option in TRAINERS[one.trainer].options}
+    count = len(settings_of(found, (), known, lambda sentence: None))
+    return f"{count} options were read from {found[0].origin}" if count > 1 else ""
+
+
 def _wandb(folder: Path, likely: Sequence[str]) -> list[Stated]:
     """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
     file = _config_of_wandb(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.logs.table import kind_of
+from rolloutdoctor.importers.reading.notebooks import read_notebook
 from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expand, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
@@ -19,7 +20,7 @@ from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
-from rolloutdoctor.opening.beside import completed, newest_state, stated_beside
+from rolloutdoctor.opening.beside import completed, newest_state, options_said, stated_beside
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.group_counts import GROUPS, with_group_share
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
@@ -116,7 +117,13 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
     tell(f"logged metrics without rollouts ({kinds})")
     notes = ReaderNotes()
-    metrics = read_logs(logs, notes)
+    try:
+        metrics = read_logs(logs, notes)
+    except InputError as error:
+        # A notebook that was cleared has its code.
+        code = [Path(log.path) for log in logs if len(logs) == 1 and read_notebook(Path(log.path)) is not None]
+        said = "; ".join(filter(None, map(options_said, code)))
+        raise (InputError(f"{error}; {said}") if said else error) from None
     writer = trainer_from_metric_names(metrics.names())
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
@@ -141,7 +148,7 @@ def _with_logs(
         given = [path for path in paths if Path(path).is_file() and _is_other_log(path)]
     files = [path for path in paths if path not in given]
     for path in files:
-        why = not_understood(Path(path))
+        why = not_understood(Path(path), options_said)
         if why is not None:
             raise InputError(f"{Source.of(path).name}: {why}")
     found = expand(files)

@@ -1,6 +1,7 @@
 """A file that nothing reads is refused with what was seen in it; names of one trainer alone say whose a log is."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,53 @@ def test_a_text_without_steps_says_what_was_looked_for(tmp_path, times, is_said)
     said = not_understood(path)
     assert "no line has a step and two numbers of it" in said
     assert (f"'Percentage of correct examples' has a number in {times} lines" in said) is is_said
+
+
+CRASHED = """\
+Traceback (most recent call last):
+  File "main.py", line 1, in fit
+ray.exceptions.RayTaskError(ValueError): ray::main_task() (pid=1)
+{error}
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+"""
+CONFIG = "{'actor_rollout_ref': {'actor': {'clip_ratio': 0.2, 'optim': {'lr': 1e-06}}, 'rollout': {'n': 8}}}\n"
+ASSERTION = "AssertionError: no actor: of [1, 2]"
+
+
+def refusal(path):
+    done = CliRunner().invoke(app, ["check", str(path)])
+    assert done.exit_code == 2
+    return " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (CRASHED.format(error="NotImplementedError"), "the last error is 'NotImplementedError': give the log of a run"),
+        (CRASHED.format(error=ASSERTION), f"the last error is {ASSERTION!r}: give"),
+        (CRASHED.format(error=f"(main_task pid=1) torch.cuda.{ASSERTION}"), f"is 'torch.cuda.{ASSERTION}': give"),
+        (CRASHED.format(error=f"{ASSERTION}\n{CRASHED.format(error='ChildFailedError:')}"), f"is {ASSERTION!r}: give"),
+        (f"a, b\n{CRASHED.format(error=ASSERTION)}", "two numbers of it, as `step 3 | loss 0.5 | reward 0.2` has; the"),
+        (f"begun\n{CONFIG}", "3 options were read from printed config in run.log; known are"),
+        (
+            f"begun\n{CONFIG}{CRASHED.format(error=ASSERTION)}",
+            "3 options were read from printed config in run.log; the",
+        ),
+    ],
+)
+def test_a_text_without_numbers_says_what_it_holds(tmp_path, text, said):
+    (tmp_path / "run.log").write_text(text)
+    assert said in refusal(tmp_path / "run.log")
+
+
+def test_an_error_that_no_traceback_shows_is_none(tmp_path):
+    (tmp_path / "run.log").write_text(f"begun\n{ASSERTION}\n")
+    assert "the last error" not in refusal(tmp_path / "run.log")
+
+
+@pytest.mark.parametrize("outputs", [[], [{"output_type": "stream", "name": "stdout", "text": "begun\n"}]])
+def test_a_notebook_without_numbers_says_how_many_options_its_code_has(tmp_path, outputs):
+    cell = {"cell_type": "code", "source": "GRPOConfig(beta=0.04, num_generations=8)", "outputs": outputs}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell], "nbformat": 4, "metadata": {}}))
+    assert "; 2 options were read from code of a.ipynb" in refusal(tmp_path / "a.ipynb")

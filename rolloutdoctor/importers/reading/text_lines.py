@@ -18,6 +18,9 @@ SNIFFED = 2**20
 _FURTHEST = 2**25
 """Bytes behind them that are looked through where progress bars fill them."""
 
+_LAST = 2**16
+"""Bytes of its ending: a traceback, and what launchers say of it."""
+
 _LONGEST = 2**20
 """Bytes of a line; what is longer holds a text, or was never a line."""
 
@@ -52,6 +55,13 @@ def beginning(path: Path) -> list[str]:
     except OSError:
         return []
     return list(lines_in(start)) if is_text(start) else []
+
+
+def ending(path: Path) -> list[str]:
+    """Return the last lines of a text file."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LAST))
+        return list(lines_in(file.read()))
 
 
 def _shown(text: bytes) -> bytes:
