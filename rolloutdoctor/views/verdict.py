@@ -1,7 +1,7 @@
 """The verdict on a run in a sentence: what is wrong, its share of the log-prob gradient, and what to do."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
@@ -141,8 +141,17 @@ def _of_faults(faults: list[Finding], report: Report) -> str:
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
     if share is not None and share.value and isfinite(share.value) and shown(share) not in sentence:
         sentence += f"; {shown(share)} of the log-prob gradient"
-    others = f" {many(len(faults) - 1, 'more fault')}." if len(faults) > 1 else ""
-    return f"{sentence}. To fix it: {worst.advice}.{others}"
+    return f"{sentence}. To fix it: {worst.advice}.{_others(faults[1:])}"
+
+
+def _others(faults: Sequence[Finding]) -> str:
+    """Say how many more faults there are, as a sentence after a space, and name the first error among them."""
+    if not faults:
+        return ""
+    error = next((one.headline for one in faults if one.severity is Severity.ERROR), "")
+    joint = ": " if len(faults) == 1 else ", among them: "
+    named = joint + _CLAUSE_END.split(error, maxsplit=1)[0] if error else ""
+    return f" {many(len(faults), 'more fault')}{named}."
 
 
 def _waste(report: Report) -> str:

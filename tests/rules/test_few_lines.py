@@ -52,6 +52,14 @@ def test_a_trainer_that_logs_each_step_needs_one_line_for_a_lost_gradient(tmp_pa
         assert (found.headline.partition(":")[0], found.verdict) == (expected, "confirmed")
 
 
+def test_an_error_behind_the_worst_fault_is_named_not_only_counted(tmp_path):
+    none = {f"critic/{name}/{kind}": 0.0 for name in ("score", "advantages") for kind in ("mean", "max", "min")}
+    steps = [(step, none | {"actor/grad_norm": "nan"}) for step in (1, 2, 3)]
+    said = verdict(rd.check(verl(tmp_path / "train.log", *steps)))
+    assert said.startswith("Every reward of all 3 logged steps is 0")
+    assert said.endswith(". 1 more fault: actor/grad_norm is NaN in all 3 logged steps.")
+
+
 def test_a_norm_that_is_printed_as_0_with_three_decimals_is_exposed(tmp_path):
     rounded = {name: f"{value:.3f}" for name, value in VERL.items()} | {"actor/grad_norm": "0.000"}
     found = finding(verl(tmp_path / "train.log", (7, rounded)), "RDG002")

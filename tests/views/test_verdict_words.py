@@ -123,6 +123,24 @@ def test_what_came_of_a_run_without_faults_is_said_first():
     assert verdict(report(50, 50, findings=(still,))).startswith("Healthy: no fault")
 
 
+@pytest.mark.parametrize(
+    ("severities", "said"),
+    [
+        ([Severity.WARNING], "1 more fault."),
+        ([Severity.ERROR], "1 more fault: the norm is NaN."),
+        ([Severity.WARNING, Severity.ERROR], "2 more faults, among them: the norm is NaN."),
+        ([Severity.INFO], "To fix it: look."),
+    ],
+)
+def test_more_faults_are_counted_and_the_first_error_named(severities, said):
+    worst = Finding("RDX100", "n", Severity.ERROR, "confirmed", "the reward is 0", "m", "e", "look", {})
+    others = [
+        replace(worst, code=f"RDX20{place}", severity=one, headline="the norm is NaN, from step 2 on")
+        for place, one in enumerate(severities)
+    ]
+    assert verdict(report(50, 50, findings=(worst, *others))).endswith(said)
+
+
 def test_waste_that_may_be_why_the_reward_does_not_rise_is_said_once():
     words, share = "1 reward function gave 0 to every response", {"zero_variance_share": Measure(0.8, "share")}
     waste = Finding("RDT002", "n", Severity.INFO, "confirmed", words, "m", "e", "a", share, remark=words, hinders=True)
