@@ -62,9 +62,12 @@ def before_the_rules(report: Report) -> Iterator[str]:
     most = sum(map(_is_of_much, may_be_why))
     words = [f"{as_sentence(one.remark)}." for one in may_be_why]
     gain, fall = _apart(report, *_way(report))
-    if gain and (far := _how_far(report)):
-        gain[0] = f"{gain[0].removesuffix('.')}, {far}."
     still = [f"{as_sentence(one.headline)}." for one in report.causes if one.code == STANDSTILL]
+    far = _how_far(report)
+    if far and gain:
+        gain[0] = f"{gain[0].removesuffix('.')}, {far}."
+    elif far and still:
+        still[0] = f"{still[0].removesuffix('.')}; the policy is {far}."
     yield from (*words[:most], *gain, *words[most:], *still, *fall)
 
 
@@ -188,7 +191,7 @@ def _still(trend: Trend) -> str:
 
 
 def _how_far(report: Report) -> str:
-    """Say how far from the reference a policy is that gained, where it is far and no finding says so."""
+    """Say how far from the reference a policy is at the end, where it is far and no finding says so."""
     if any(one.code == "RDT004" for one in report.findings):
         return ""
     for vital in report.vitals:

@@ -145,6 +145,17 @@ def test_a_gain_says_how_far_the_policy_is_from_the_reference(tmp_path, name, va
 
 
 @pytest.mark.parametrize(
+    ("value", "said"), [(9.99, ". "), (10.01, "; the policy is at a KL of 10 nats a response at the end. ")]
+)
+def test_a_reward_that_has_not_moved_says_how_far_the_policy_is_from_the_reference(tmp_path, value, said):
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": n, "loss": 0.01 * n, "reward": n % 2, "objective/kl": 0.0 if n < 20 else value} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = "The reward has not moved: 0.5 in the first third, 0.5 in the last (-0.47 to +0.47)"
+    assert verdict(rd.check(path)).startswith(words + said), verdict(rd.check(path))
+
+
+@pytest.mark.parametrize(
     ("lengths", "said"),
     [
         ([401, 399, 350, 300, 250, 201, 199], "; the response length fell from 401 to 199."),
