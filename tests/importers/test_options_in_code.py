@@ -168,6 +168,18 @@ def test_what_is_called_by_the_name_of_a_method_goes_first(tmp_path):
     assert found == {"learning_rate": 2e-5, "ppo_epochs": 4, "top_p": 0.9}
 
 
+def test_a_function_of_the_code_by_the_name_of_a_method_is_called_with_settings(tmp_path):
+    code = (
+        "def sample(m, max_new_tokens=512, top_p=0.9):\n    return m\n"
+        "def train_grpo(m, max_new_tokens=256, lr=1e-5):\n    return sample(m, max_new_tokens)\n"
+        "def eval_grpo(m, max_new_tokens=4096):\n    return m\n"
+        "size = 64\ntrain_grpo(model, max_new_tokens=size * 2)\neval_grpo(model, max_new_tokens=1024)\n"
+    )
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": code, "outputs": []}]}))
+    found = own_options(Source.of(str(tmp_path / "a.ipynb"))).values
+    assert found == {"max_new_tokens": 128, "lr": 1e-5, "top_p": 0.9}
+
+
 def test_what_an_evaluation_generates_with_is_no_setting(tmp_path):
     code = (
         "lr = 2e-5\ngamma = 0.9\ndef evaluate_model(m):\n    m.generate(temperature=0.2, max_new_tokens=4096)\n"

@@ -60,6 +60,7 @@ def test_a_name_has_one_title():
         ("critic.optim.lr", "learning rate of the critic"),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", "temperature in evaluation"),
         ("actor_train.training_args.learning_rate", "learning rate"),
+        ("entropy_beta", "entropy coefficient"),
         ("hub_token", ""),
         ("output_dir", ""),
         ("n", ""),

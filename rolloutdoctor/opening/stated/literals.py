@@ -293,6 +293,7 @@ class Code:
         owner = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else UNKNOWN
         called = self.names.get(name, UNKNOWN)
         if isinstance(called, _Function):
+            self._made(name, arguments, named)
             return self._entered(called, arguments, named)
         if isinstance(called, _Class):
             return self._instance(called, arguments, named)

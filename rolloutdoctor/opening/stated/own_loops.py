@@ -115,11 +115,11 @@ def _numbers(line: str) -> Iterator[tuple[str, object]]:
 
 
 def _of_calls(notebook: Notebook) -> list[tuple[str, float]]:
-    """The arguments of what is called by the name of a method of reinforcement learning: ``PPOConfig(gamma=1.0)``."""
+    """The arguments of what is called by the name of a method of reinforcement learning: ``train_ppo(gamma=1.0)``."""
     found: list[tuple[str, float]] = []
 
     def take(name: str, arguments: Sequence[object], named: dict[str, object]) -> bool:
-        if _OF_A_METHOD.search(name) is not None:
+        if _OF_A_METHOD.search(name) is not None and _OF_EVALUATION.search(name) is None:
             found.extend(_as_numbers(named.items()))
         return False
 

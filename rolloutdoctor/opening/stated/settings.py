@@ -51,7 +51,7 @@ TITLES: Mapping[str, frozenset[str]] = {
         "bound of the ratio": "delta",
         "clip range of the value": "cliprange_value value_clip clip_range_vf vf_clip value_clip_range",
         "entropy coefficient": "entropy_coef entropy_coeff ent_coef entropy_bonus entropy_weight entropy_loss_coef "
-        "entropy_coefficient",
+        "entropy_coefficient entropy_beta",
         "value coefficient": "vf_coef value_coef critic_coef value_loss_coef value_coefficient",
         "discount": "gamma discount discount_factor gamma_discount",
         "GAE lambda": "lam gae_lambda lambd lambda",
