@@ -31,7 +31,7 @@ _PAIRS = (
     "logps/rejected",
 )
 _ODDS = ("log_odds_ratio", "log_odds_chosen", "odds_ratio_loss")
-_OF_REWARD_MODEL = frozenset({"margin", "accuracy", "min_reward", "max_reward"})
+OF_REWARD_MODEL = frozenset({"margin", "accuracy", "min_reward", "max_reward"})
 """What TRL's RewardTrainer logs of pairs; its rewards alone may be those of a policy."""
 _OF_EPISODES = frozenset(
     {"ep_rew_mean", "ep_len_mean", "exploration_rate", "episodic_return", "episodic_length", "td_loss", "q_values"}
@@ -99,7 +99,7 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
         # Of these only KTO has a KL, and none of pairs.
         is_kto = "kl" in bare and "rewards/accuracies" not in bare
         return ORPO if bare & {*_ODDS} else KTO if is_kto else DPO
-    if bare >= _OF_REWARD_MODEL:
+    if bare >= OF_REWARD_MODEL:
         return REWARD_MODEL
     if any(_DISTILLED.search(name.lower()) for name in bare):
         return DISTILLATION

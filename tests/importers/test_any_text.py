@@ -382,15 +382,15 @@ def test_several_runs_one_after_another(tmp_path, text):
 
 
 def test_lines_of_ppo_between_other_trainings_are_a_run_of_their_own(tmp_path):
-    """Of fine-tuning, PPO and DPO, whose lines have no step; the epoch goes on where the next one begins."""
+    """Of a reward model, PPO and DPO, whose lines have no step; the epoch goes on where the next one begins."""
     trainings = [
-        "{{'loss': '2.{n}', 'grad_norm': '1', 'mean_token_accuracy': '0.5', 'epoch': '0.{n}'}}\n",
+        "{{'loss': '2.{n}', 'min_reward': '0', 'max_reward': '1', 'accuracy': '1', 'margin': '0', 'epoch': '0.{n}'}}\n",
         "{{'objective/kl': '0', 'objective/rlhf_reward': '-1.{n}', 'lr': '3e-6', 'episode': {n}, 'epoch': '0.0{n}'}}\n",
         "{{'loss': '0.{n}', 'rewards/chosen': '0.5', 'rewards/rejected': '0.1', 'epoch': '0.{n}'}}\n",
     ]
     path = tmp_path / "out.txt"
     _, told, _ = read(path, "".join(line.format(n=n) for line in trainings for n in range(2, 6)))
-    assert "3 runs one after another, of 4 lines (losses alone), 4 lines (PPO), 4 lines (preferences)" in told[0]
+    assert "3 runs one after another, of 4 lines (reward model), 4 lines (PPO), 4 lines (preferences)" in told[0]
     assert [values["objective/rlhf_reward"] for values in read(path / "2")[0].values()] == [-1.2, -1.3, -1.4, -1.5]
 
 

@@ -7,6 +7,7 @@ from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.notes import RunOfText
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.metric_names.table import functions, metric_quantities
+from rolloutdoctor.metric_names.training_kind import OF_REWARD_MODEL
 
 _OF_POLICY = ("reward", "kl", "clip_ratio", "completions/")
 """How names in a line of a policy update begin; one on responses of an earlier step logs no rewards."""
@@ -119,6 +120,8 @@ def _kind(names: frozenset[str]) -> str:
     """The task of a line of the transformers Trainer; empty where its names do not say."""
     if any(name.startswith("rewards/chosen") for name in names):
         return "preferences"
+    if names >= OF_REWARD_MODEL:
+        return "reward model"
     if "loss" not in names:
         return _PPO if "objective/rlhf_reward" in names else ""
     is_rewarded = any(name.startswith(_OF_POLICY) for name in names) or "reward" in metric_quantities(names).values()
