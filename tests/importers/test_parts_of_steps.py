@@ -58,10 +58,6 @@ def groups(*counts):
     return [{"step": step, "loss": 0.5, "reward_mean": 0.1 * step, **row} for step, row in enumerate(counts)]
 
 
-def skipping(*counts, more=0):
-    return groups(*({"groups": of, "skipped": skipped + more, "0var": skipped} for skipped, of in counts))
-
-
 @pytest.mark.parametrize(
     ("rows", "shares"),
     [
@@ -75,13 +71,6 @@ def skipping(*counts, more=0):
         (groups(*({"solve_all": 1, "solve_none": n, "n_groups": 4} for n in (0, 1, 2))), [0.25, 0.5, 0.75]),
         (groups(*({"all_pass": 1, "all_fail": n} for n in (0, 1, 2))), None),
         (groups(*({"all_pass": 1, "mixed": 3 - n} for n in (0, 1, 2))), None),
-        # More skipped groups than others are none of these; fewer may be, and so may what only grows.
-        (skipping((6, 2), (1, 3), (2, 6)), [0.75, 0.25, 0.25]),
-        (skipping((2, 6), (1, 3), (1, 9)), None),
-        (skipping((1, 3), (2, 6), (6, 2)), None),
-        (skipping((6, 2), (1, 3), (2, 6), more=1), None),
-        (skipping((3, 8), (1, 8), (2, 8)), None),
-        (groups(*({"0std": 1, "groups": 8} for _ in range(3))), None),
     ],
     ids=[
         "of all groups",
@@ -93,12 +82,6 @@ def skipping(*counts, more=0):
         "all of them",
         "no total",
         "no failed ones",
-        "skipped",
-        "skipped of all",
-        "skipped so far",
-        "skipped for another reason",
-        "skipped beside as many each",
-        "a share",
     ],
 )
 def test_a_count_of_groups_is_a_share_where_the_total_shows(tmp_path, rows, shares):
@@ -106,18 +89,6 @@ def test_a_count_of_groups_is_a_share_where_the_total_shows(tmp_path, rows, shar
     found = [row.get("degenerate_ratio") for each in values.values() for row in each]
     assert found == (shares or [None] * len(rows))
     assert bool(told) == bool(shares)
-
-
-def test_the_groups_that_a_line_says_it_skipped(tmp_path):
-    """Beside lines of evaluations, which count none."""
-    log = tmp_path / "out.txt"
-    lines = [
-        f"Iter {step} | loss=0.5 | reward mean=0.{step} | groups={of} skipped={skipped}(0var={skipped}) | lr=1e-06\n"
-        for step, (skipped, of) in enumerate([(6, 2), (1, 3), (2, 6)], start=1)
-    ]
-    log.write_text("".join(lines) + "Iter 4 | val reward mean=0.5 | val accuracy=0.25 | val entropy=0.5\n")
-    (share,) = (vital for vital in rd.check(log).vitals if vital.name == "zero_variance_share")
-    assert list(share.series) == [0.75, 0.25, 0.25]
 
 
 EPISODES = [{"episode": place, "reward": 0.5, "level": "easy", "done": True} for place in range(1, 41)]

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes
@@ -27,20 +27,17 @@ _SEVERAL = 1.5
 DEGENERATE = "degenerate_ratio"
 """Share of the groups of a step in which all rewards are equal."""
 
-_EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL, _SKIPPED = _COUNTS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(?:n_|num_)(?:degenerate|zero_variance|zero_std|dead)(?:_groups)?|(?:degenerate|zero_variance|zero_std|dead)_groups"
-        r"|0(?:var|std)",
+_EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL = map(
+    re.compile,
+    (
+        r"(?:n_|num_)(?:degenerate|zero_variance|zero_std|dead)(?:_groups)?|(?:degenerate|zero_variance|zero_std|dead)_groups",
         r"(?:n_|num_)?all_(?:pass|passed|correct|right|solved)(?:_groups)?|solve_all",
         r"(?:n_|num_)?all_(?:fail|failed|wrong|incorrect|unsolved)(?:_groups)?|solve_none",
         r"(?:n_|num_)?mixed(?:_groups)?|solve_partial",
-        r"(?:n_|num_|total_)?groups",
-        r"(?:n_|num_)?skipped(?:_groups)?",
-    )
+        r"(?:n_|num_|total_)groups",
+    ),
 )
-"""Counts of groups with equal rewards; of those whose responses all pass, all fail, or differ, which add up to all; of
-all groups, or the others; and of those that were skipped, for equal rewards or another reason."""
+"""Counts of groups with equal rewards; of those whose responses all pass, all fail, or differ, which add up to all."""
 
 
 def values_of_row(row: Mapping[str, object]) -> dict[str, float | None]:
@@ -131,57 +128,37 @@ def _mean_of(cells: Sequence[object]) -> object:
 def with_shares(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return rows with the share of their groups that have equal rewards, where they count these and all of them.
 
-    The total has to show by itself: `_all_groups`.
+    The total has to show by itself: it is never below the count and the same in all rows, or both add up to one number.
 
     Args:
         rows: of a run, in their order.
         notes: says of how many groups the count is read.
     """
-    by_row = [next(_counts(row), None) for row, _ in rows]
-    counted = [found for found in by_row if found is not None]
-    # Other lines, such as those of evaluations, count no groups; a count may be left out where it is 0.
-    others = {name for (row, _), found in zip(rows, by_row, strict=True) if found is None for name in row}
-    is_whole = not any(pattern.fullmatch(name) for name in others for pattern in _COUNTS)
-    if not counted or not is_whole or min(found := _all_groups(counted), default=0) <= 0:
+    counted = [(count, total) for row, _ in rows for count, total in _counts(row)]
+    if len(counted) < len(rows) or not counted:
         return rows
-    many = f"{min(found):g}" if len({*found}) == 1 else f"{min(found):g} to {max(found):g}"
-    notes.say(f"groups with equal rewards are counted, of {many} a step: their share is {DEGENERATE}")
-    shares = (count / whole for (count, _, _), whole in zip(counted, found, strict=True))
-    return [
-        (row if found is None else {**row, DEGENERATE: next(shares)}, where)
-        for (row, where), found in zip(rows, by_row, strict=True)
-    ]
+    totals = {total for _, total in counted}
+    sums = {count + total for count, total in counted}
+    if len(totals) == 1 and all(count <= total for count, total in counted):
+        whole = totals.pop()
+    elif len(sums) == 1 and len(totals) > 1:
+        whole = sums.pop()
+    else:
+        return rows
+    if whole <= 0:
+        return rows
+    notes.say(f"groups with equal rewards are counted, of {whole:g} a step: their share is {DEGENERATE}")
+    return [({**row, DEGENERATE: count / whole}, where) for (row, where), (count, _) in zip(rows, counted, strict=True)]
 
 
-def _all_groups(counted: Sequence[tuple[float, float, float | None]]) -> Sequence[float]:
-    """Return how many groups each step has; none where that does not show.
-
-    The total is never below the count and the same in all rows, or both add up to one number; or the groups with equal
-    rewards are those that were skipped, and more of them than there are others, which do not hold them then.
-    """
-    totals, sums = {total for _, total, _ in counted}, {count + total for count, total, _ in counted}
-    if len(sums) == 1 and len(totals) > 1:
-        return [*sums] * len(counted)
-    if all(skipped is None for _, _, skipped in counted):
-        is_of_all = len(totals) == 1 and all(count <= total for count, total, _ in counted)
-        return [*totals] * len(counted) if is_of_all else []
-    # What never falls may be counted from the beginning of the run.
-    has_fallen = any(after < before for (before, *_), (after, *_) in pairwise(counted))
-    is_apart = has_fallen and any(count > total for count, total, _ in counted)
-    is_of_skipped = is_apart and all(count == skipped for count, _, skipped in counted)
-    return [count + total for count, total, _ in counted] if is_of_skipped else []
-
-
-def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float, float | None]]:
-    """Yield how many groups of a row have equal rewards, what else it says of their number, and how many it skipped."""
-    counts, passed, failed, mixed, totals, skipped = (
+def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float]]:
+    """Yield how many groups of a row have equal rewards, and what else it says of their number."""
+    counts, passed, failed, mixed, totals = (
         [value for name in row if pattern.fullmatch(name) and (value := as_float(row[name])) is not None]
-        for pattern in _COUNTS
+        for pattern in (_EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL)
     )
     if not counts and len(passed) == len(failed) == 1:
         counts = [passed[0] + failed[0]]
         totals = totals or [counts[0] + one for one in mixed]
-    # Alone, ``0std`` may be a share.
-    is_count = skipped or not any(name.startswith("0") for name in row)
-    if len(counts) == 1 and totals and is_count and DEGENERATE not in row:
-        yield counts[0], totals[0], next(iter(skipped), None)
+    if len(counts) == 1 and totals and DEGENERATE not in row:
+        yield counts[0], totals[0]
