@@ -146,3 +146,10 @@ def not_understood(path: Path, also: Callable[[Path], str] = lambda path: "") ->
     have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     what = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"
     return f"a CSV with the columns {have}: {what}; {KNOWN}"
+
+
+def only_file(folder: Path, also: Callable[[Path], str]) -> str | None:
+    """Say what the only file of a folder holds that nothing here reads; None if there are more, or it is no text."""
+    inside = [path for path in folder.glob("[!.]*") if path.is_file()]
+    why = not_understood(inside[0], also) if len(inside) == 1 else None
+    return why and f"{inside[0].name} there: {why}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.importers.reading.notebooks import read_notebook
-from rolloutdoctor.importers.unknown import not_understood
+from rolloutdoctor.importers.unknown import not_understood, only_file
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expand, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, differences, read_metrics
@@ -195,7 +195,7 @@ def _named_apart(path: str) -> list[str]:
     try:
         found = expand([path])
     except InputError:
-        why = not_understood(Path(path))
+        why = not_understood(Path(path)) or only_file(Path(path), options_said)
         if why is None:
             raise
         raise InputError(f"{Source.of(path).name}: {why}") from None

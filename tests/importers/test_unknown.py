@@ -160,6 +160,16 @@ def test_a_text_without_numbers_says_what_it_holds(tmp_path, text, said):
     assert said in refusal(tmp_path / "run.log")
 
 
+def test_the_folder_of_one_text_says_what_that_holds(tmp_path):
+    (tmp_path / "run.log").write_text(f"begun\n{CONFIG}{CRASHED.format(error=ASSERTION)}")
+    (tmp_path / ".hidden").write_text("begun")
+    said = refusal(tmp_path)
+    assert "run.log there: no line has a step" in said
+    assert f"3 options were read from printed config in run.log; the last error is {ASSERTION!r}" in said
+    (tmp_path / "more.txt").write_text("begun")
+    assert "holds no run file (*.parquet), and no dump or log that is known" in refusal(tmp_path)
+
+
 def test_an_error_that_no_traceback_shows_is_none(tmp_path):
     (tmp_path / "run.log").write_text(f"begun\n{ASSERTION}\n")
     assert "the last error" not in refusal(tmp_path / "run.log")
