@@ -10,7 +10,7 @@ from rolloutdoctor.importers.logs.printed import pairs
 from rolloutdoctor.importers.logs.rows import STEPS
 from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.importers.reading import lines
-from rolloutdoctor.importers.reading.text_lines import beginning, ending
+from rolloutdoctor.importers.reading.text_lines import TRACEBACK, beginning, ending
 from rolloutdoctor.importers.single_responses import described
 
 KNOWN = (
@@ -78,7 +78,6 @@ _FEWEST = 2
 """Lines with a number that is measured again and again."""
 
 
-_TRACEBACK = "Traceback (most recent call last)"
 _ERROR = re.compile(
     r"(?:[(\[][^()\[\]]{1,80}[)\]] ?){0,2}((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit))"
     r"(?:: (.{1,200}).*)?\s*"
@@ -91,7 +90,7 @@ _OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "RayTaskError", "Syst
 def _last_error(path: Path) -> str:
     """Return the last error that a text shows, with the first line of its message; empty if it shows none."""
     last = ending(path)
-    first = next((at for at, line in enumerate(last) if _TRACEBACK in line), len(last))
+    first = next((at for at, line in enumerate(last) if TRACEBACK in line), len(last))
     found = [match for line in last[first:] if (match := _ERROR.fullmatch(line)) is not None]
     own = [match for match in found if not match[1].endswith(_OF_LAUNCHERS)] or found
     return ": ".join(filter(None, own[-1].groups())).strip() if own else ""

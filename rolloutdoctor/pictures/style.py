@@ -195,15 +195,15 @@ def line(ax: Axes, steps: Sequence[int], values: Sequence[float], **look: Any) -
     marked: dict[str, Any] = {"marker": "o", "markersize": 5.0}
     if len(steps) > MARKED:
         # A line has no point between two gaps.
-        points = [] if "marker" in look else lone(values)
+        points = [] if "marker" in look else isolated(values)
         marked = marked | {"markersize": 3.0, "markevery": points} if points else {}
     ax.plot(places, values, **(marked | look))
 
 
-def lone(values: Sequence[float]) -> list[int]:
-    """Return the places of finite values between gaps, through which no line is drawn.
+def isolated(values: Sequence[float]) -> list[int]:
+    """Return the places of isolated values, between gaps, through which no line is drawn.
 
-    >>> lone([1.0, math.nan, 2.0, 3.0, math.nan, 4.0])
+    >>> isolated([1.0, math.nan, 2.0, 3.0, math.nan, 4.0])
     [0, 5]
     """
     finite = [False, *map(math.isfinite, values), False]

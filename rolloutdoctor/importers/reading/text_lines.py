@@ -18,6 +18,9 @@ SNIFFED = 2**20
 _FURTHEST = 2**25
 """Bytes behind them that are looked through where progress bars fill them."""
 
+TRACEBACK = "Traceback (most recent call last)"
+"""How Python begins to print an error."""
+
 _LAST = 2**16
 """Bytes of its ending: a traceback, and what launchers say of it."""
 

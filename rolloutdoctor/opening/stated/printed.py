@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rolloutdoctor.importers.logs.forms import is_step
 from rolloutdoctor.importers.reading.sections import sections_of
-from rolloutdoctor.importers.reading.text_lines import lines_of
+from rolloutdoctor.importers.reading.text_lines import TRACEBACK, lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.opening.stated.calls import read_printed_call
@@ -34,7 +34,6 @@ _HEAD = 50_000
 
 _PASTED = 2_000
 """Lines below the first number, at most, of what somebody pasted."""
-_ERROR = "Traceback (most recent call last)"
 _OF_TRAINING = frozenset({"learning rate", "gradient accumulation", "epochs"})
 """What settings of a training are, and of no evaluation."""
 
@@ -108,7 +107,7 @@ def _behind(source: Source, log: ReadLog) -> list[Stated]:
     """
     first = log.begins[1] if log.begins is not None and log.is_alone else 0
     lines = list(islice(lines_of(source), first, first + _PASTED + 1)) if first else []
-    if len(lines) > _PASTED or any(_ERROR in line for line in lines):
+    if len(lines) > _PASTED or any(TRACEBACK in line for line in lines):
         return []
     origin = f"command line in {Path(source.name).name}"
     found = read_commands(lines, origin, log.likely)
