@@ -210,9 +210,7 @@ class RolloutBatch:
         Raises:
             KeyError: if the batch has no such column.
         """
-        stored = self.stored_name(name)
-        if stored is None:
-            raise KeyError(name)
+        stored = self._stored_or_raise(name)
         return self.per_token[stored] if stored in self.per_token else self.per_row[stored]
 
     def stored_name(self, name: str) -> str | None:
@@ -222,16 +220,19 @@ class RolloutBatch:
                 return each
         return None
 
+    def _stored_or_raise(self, name: str) -> str:
+        stored = self.stored_name(name)
+        if stored is None:
+            raise KeyError(name)
+        return stored
+
     def tokens_of(self, name: str, places: slice) -> Tensor:
         """Return some adjacent values of a token column, without joining its chunks.
 
         Raises:
             KeyError: if the batch has no such column.
         """
-        stored = self.stored_name(name)
-        if stored is None:
-            raise KeyError(name)
-        return self.token_columns.part(stored, places)
+        return self.token_columns.part(self._stored_or_raise(name), places)
 
     def tokens_at(self, name: str, places: NDArray[np.int64]) -> NDArray[Any]:
         """Return the values of a token column at some places, in rising order, on the CPU, without joining its chunks.
@@ -239,10 +240,7 @@ class RolloutBatch:
         Raises:
             KeyError: if the batch has no such column.
         """
-        stored = self.stored_name(name)
-        if stored is None:
-            raise KeyError(name)
-        return self.token_columns.at(stored, places)
+        return self.token_columns.at(self._stored_or_raise(name), places)
 
     def lacks(self, names: Collection[str]) -> list[str]:
         """Those of some columns that are in part of the rows only."""
