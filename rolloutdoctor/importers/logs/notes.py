@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -132,15 +133,9 @@ class LogNotes:
 def read_once(read: Callable[[Source, LogNotes], _Found], source: Source, notes: LogNotes) -> _Found:
     """Return what `read` finds in a log, and note what it notes; a log of several runs is read once for all of them.
 
-    What was found is kept up to the next log; `forget` lets go of it.
+    What was found in the last log is kept; `forget` lets go of it.
     """
-    key = read, source, state_of(Path(source.path)), is_growing()
-    if key not in _last:
-        forget()
-        own = LogNotes(ReaderNotes())
-        own.name = notes.name
-        _last[key] = read(source, own), own
-    found, own = _last[key]
+    found, own = _read(read, source, notes.name, state_of(Path(source.path)), is_growing())
     for sentence in own.reader.sentences:
         notes.tell(sentence)
     notes.planned(own.total_steps)
@@ -148,13 +143,16 @@ def read_once(read: Callable[[Source, LogNotes], _Found], source: Source, notes:
     return cast(_Found, found)
 
 
-def forget() -> None:
-    """Let go of the log that was read last."""
-    _last.clear()
+@lru_cache(1)
+def _read(
+    read: Callable[[Source, LogNotes], object], source: Source, name: str, state: object, growing: object
+) -> tuple[object, LogNotes]:
+    notes = LogNotes(ReaderNotes())
+    notes.name = name
+    return read(source, notes), notes
 
 
-_last: dict[object, tuple[object, LogNotes]] = {}
-"""What was found in the log that was read last, and its notes; empty if nothing is kept."""
+forget = _read.cache_clear
 
 
 def ordinal(number: int) -> str:

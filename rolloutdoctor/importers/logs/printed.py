@@ -1,6 +1,7 @@
 """Numbers in a line of text: a dict of Python or JSON, whole or cut, and names with a number behind them."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -64,7 +65,7 @@ class Printed:
     is_after_end: bool = False
 
 
-class Form:
+class Form(ABC):
     """One way in which programs print numbers. The docstring names the upstream function.
 
     Attributes:
@@ -75,9 +76,9 @@ class Form:
     title: str
     remarks: tuple[str, ...] = ()
 
+    @abstractmethod
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the lines with numbers, in their order."""
-        raise NotImplementedError
 
 
 def dict_in(text: str) -> dict[str, str] | None:
