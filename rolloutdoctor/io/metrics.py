@@ -166,12 +166,9 @@ class LoggedMetrics:
             return self
         values = {key: {**found, **more.get(key, {})} for key, found in self._values.items()}
         found = LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines)
-        found.total_steps, found.counted_steps, found.environment = (
-            self.total_steps,
-            self.counted_steps,
-            self.environment,
-        )
-        found.begins, found.part, found.others = self.begins, self.part, self.others
+        found.total_steps, found.counted_steps = self.total_steps, self.counted_steps
+        found.environment, found.begins = self.environment, self.begins
+        found.part, found.others = self.part, self.others
         return found
 
     def __contains__(self, key: StepKey) -> bool:
