@@ -289,6 +289,23 @@ def test_the_mean_reward_of_eight_responses_does_not_collapse_by_chance(seed):
 HUMP = [0.33, 0.34, 0.18, 0.35, 0.54, 0.41, 0.61, 0.84, 0.64, 0.63, 0.53, 0.3, 0.29, 0.46, 0.5, 0.58, 0.41, 0.45, 0.44]
 
 
+@pytest.mark.parametrize("seed", [2, 8, 23, 24, 26, 30])
+def test_a_hump_of_eight_answers_a_step_is_within_their_noise(seed):
+    """Their differences are multiples of an eighth, whose median makes their noise a quarter too small."""
+    level = np.repeat([*HUMP, 0.4], 10)
+    smooth = np.convolve(level, np.ones(21), "same") / np.convolve(np.ones(200), np.ones(21), "same")
+    rewards = np.random.default_rng(seed).binomial(8, smooth) / 8
+    assert diagnose_log("RDT005", reward=list(rewards)) == "RDT005 clean"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("answers", [4, 8])
+def test_a_reward_of_few_answers_that_falls_to_nothing_collapses(answers, seed):
+    level = np.r_[np.linspace(0.2, 0.8, 60), np.full(40, 0.02)]
+    rewards = np.random.default_rng(seed).binomial(answers, level) / answers
+    assert diagnose_log("RDT005", reward=list(rewards)).startswith("RDT005 error")
+
+
 @pytest.mark.parametrize("seed", [3, 8, 9])
 def test_a_reward_that_comes_back_from_a_hump_to_above_its_start_does_not_collapse(seed):
     """More than half of the gain is lost, but not beyond noise: of 0.36 that are gained 0.26, with an error of 0.05."""

@@ -41,13 +41,14 @@ class RewardCollapse(NumbersRule):
     `reward_best` is the largest running median over a tenth of the logged steps, 20 or more, before the last tenth;
     `reward_last` is the median of that. A collapse is a fall by more than half of the range of these medians and by
     more than six standard errors, as is 1.25 times that of the means of the same steps: medians of few responses jump.
-    The noise is that of differences of neighbouring steps and of every other step: it may be correlated. Four standard
-    errors are enough if three quarters of the way from the best level to the smallest reward of any response are lost,
-    and five between the means of the best and the last fifth of 100 steps or more if half of their range is and, where
-    the end is above the first fifth, half of the gain by two (both are then these means). Where most neighbouring steps
-    have one reward, as of one that is 0 but in a few, chance may put so many of the others together, and so few at the
-    end, in one run in 1,000 at most. `onset` is the step after the best from which on the values lie below the middle
-    of both, the likeliest one; of a steady fall the first that left the best. It is an error if the reward ends at or
+    The noise is that of differences of neighbouring steps and of every other step: it may be correlated; of means of
+    few answers, whose differences are multiples of 1 / N, the median is taken between them. Four standard errors are
+    enough if three quarters of the way from the best level to the smallest reward of any response are lost, and five
+    between the means of the best and the last fifth of 100 steps or more if half of their range is and, where the end
+    is above the first fifth, half of the gain by two (both are then these means). Where most neighbouring steps have
+    one reward, as of one that is 0 but in a few, chance may put so many of the others together, and so few at the end,
+    in one run in 1,000 at most. `onset` is the step after the best from which on the values lie below the middle of
+    both, the likeliest one; of a steady fall the first that left the best. It is an error if the reward ends at or
     below the level of its start. Confirmed.
 
     Six values of an accuracy are enough if it loses half of its best level by six standard errors or three quarters by

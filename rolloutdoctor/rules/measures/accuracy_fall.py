@@ -3,7 +3,7 @@
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Judgement, counted, number
 from rolloutdoctor.rules.numbers_rule import from_to, series, step_at
-from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, rank_with_time, smoothed
+from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, least_distance, rank_with_time, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -39,14 +39,12 @@ def lost_since_start(run: Measured, errors: float, share: float, steady: float) 
 
     The accuracies of N answers are multiples of 1/N, so that two different ones tell how many there are at least.
     """
-    import numpy as np
-
     values = series(run, "accuracy")
-    level, first, apart = ends(values), float(values[0]), np.diff(np.unique(values))
-    if not len(apart) or values.min() < 0 or values.max() > 1:
+    level, first, apart = ends(values), float(values[0]), least_distance(values)
+    if not apart or values.min() < 0 or values.max() > 1:
         return None
     lost, middle = first - level.last, (first + level.last) / 2
-    of_answers = float(apart.min()) * (first * (1 - first) + level.last * (1 - level.last))
+    of_answers = apart * (first * (1 - first) + level.last * (1 - level.last))
     error = max(of_answers**0.5, OF_A_MEDIAN * level.error_with_memory)
     is_sure = lost > errors * error or rank_with_time(values) < -steady
     if not is_sure or lost <= share * first or values[-(len(values) // 3) :].max() >= middle:
