@@ -110,6 +110,16 @@ StateDirOption = Annotated[
     ),
 ]
 
+SaveStateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--save-state",
+        rich_help_panel=RARE,
+        metavar="FILE",
+        help="Also save the state of these steps; the states of all parts take the place of the run.",
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
@@ -207,6 +217,13 @@ class Scale:
     def executor(self) -> "Executor | None":
         """Choose where parts are measured; None: in this process."""
         return executor(self.engine, self.workers, self.state_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(Scale):
+    """Options about where the parts of a run are measured, and what is saved of them."""
+
+    save_state: SaveStateOption = None
 
 
 def executor(engine: str | None, workers: int, state_dir: str | None) -> "Executor | None":

@@ -78,10 +78,13 @@ def merged(
 
 
 def _merged(parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | None, *, required: bool) -> Report:
+    for name, part in parts:
+        if part.part is not None:
+            raise UsageError(f"{name} was saved by `{part.part.command}`, which reads it; name states that check saved")
     first_name, first = parts[0]
     for name, part in parts[1:]:
         _check_same(first_name, first, name, part)
-    _check_disjoint(parts)
+    check_disjoint(parts)
     configured = None if first.maker is None else _configured(first.maker)
     wanted = [find(code) for code in first.rules]
     refuted = {one.option: one for _, part in reversed(parts) for one in part.refuted}
@@ -182,7 +185,13 @@ def _said(setting: Setting | None) -> str:
     return "not set" if setting is None else f"{setting.value} ({setting.origin})"
 
 
-def _check_disjoint(parts: Sequence[tuple[str, SavedState]]) -> None:
+def check_disjoint(parts: Sequence[tuple[str, SavedState]]) -> None:
+    """Refuse parts of which two hold rows of the same step, or are one file.
+
+    Raises:
+        InputError: if a step occurs twice.
+        UsageError: if a state is given twice.
+    """
     names = [name for name, _ in parts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -194,10 +203,10 @@ def _check_disjoint(parts: Sequence[tuple[str, SavedState]]) -> None:
             if other != name:
                 raise InputError(
                     f"{other} and {name} both hold {key.split} rows of step {key.step}: a step is evaluated as a "
-                    "whole, so check all of its rows in one part"
+                    "whole, so read all of its rows in one part"
                 )
         if len(set(part.state.seen)) != len(part.state.seen):
-            raise InputError(f"{name}: the state is damaged (a step occurs twice); check that part again")
+            raise InputError(f"{name}: the state is damaged (a step occurs twice); save that part again")
 
 
 def _configured(maker: TrainerInfo) -> Configured:

@@ -1,4 +1,4 @@
-"""States of a check in files: what parts of a run gave, kept until they are added up and judged together."""
+"""States in files: what a command gathered of a part of a run, kept until the parts are added up."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.engine.gathering import Gathered
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.stored import HEAD, state_of
 from rolloutdoctor.evaluation.rows_table import RowsTable
@@ -16,13 +17,14 @@ from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.trainers.options import Refused
 
-STATE_SCHEMA = 9
+STATE_SCHEMA = 10
 SPLITS = (TRAIN, EVAL)
 MOST_STATE_BYTES = 2**32
 """Largest size of a state, in bytes: it has some hundred for each row."""
@@ -65,8 +67,52 @@ class TrainerInfo:
 
 
 @dataclass(frozen=True)
+class LogFacts:
+    """What `LoggedMetrics` knows beside the values; see there."""
+
+    digits: Mapping[str, tuple[Digits, ...]]
+    lines: frozenset[int]
+    total_steps: int | None
+    counted_steps: bool
+    environment: str
+    part: str
+
+
+@dataclass(frozen=True, eq=False)
+class GatheredPart:
+    """What a command other than `check` gathered of a part of a run, and what that knew of the run before its rows.
+
+    Attributes:
+        command: with its options, as the user wrote it.
+        work: all that the state depends on, but the part and the version.
+        whole: digest of what every part knows of the whole run.
+        ends: the first and the last step of the whole run.
+        rows: in the steps of the part, of both splits.
+        unread: columns that mean nothing here.
+        log: of the metrics of the whole run, whose values are the table `LOGGED`.
+        gathered: all but what the rules measured.
+    """
+
+    command: str
+    work: str
+    whole: str
+    ends: tuple[int, int] | None
+    rows: int
+    unread: tuple[str, ...]
+    log: LogFacts
+    gathered: Gathered
+
+
+LOGGED = "logged"
+"""Table with the metrics of the whole run."""
+
+_PART = "part/"
+"""Before the names of tables of a `GatheredPart`."""
+
+
+@dataclass(frozen=True)
 class SavedState:
-    """State of a check of a part of a run, with all that is needed to judge it.
+    """State of a command on a part of a run, with all that is needed to go on from it without the run.
 
     Attributes:
         version: of this package.
@@ -83,6 +129,7 @@ class SavedState:
         refuted: options that the log contradicts.
         notes: what was left out of the files, or read in doubt, one sentence each.
         unread: metrics of the log of which no value is a number, each with what is there.
+        part: what another command gathered; None: it is the state of a check.
         schema_version: of the file.
     """
 
@@ -100,16 +147,21 @@ class SavedState:
     refuted: tuple[Refuted, ...] = ()
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
+    part: GatheredPart | None = None
     schema_version: int = STATE_SCHEMA
 
     @property
     def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
         """The tables, by name."""
-        return self.state.frames
+        more = {} if self.part is None else self.part.gathered.tables
+        return {**self.state.frames, **{_PART + name: frame for name, frame in more.items()}}
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "SavedState":
         """Return the same with other tables."""
-        return replace(self, state=self.state.with_frames(frames))
+        more = {name.removeprefix(_PART): frame for name, frame in frames.items() if name.startswith(_PART)}
+        part = self.part and replace(self.part, gathered=replace(self.part.gathered, tables=more))
+        own = {name: frame for name, frame in frames.items() if not name.startswith(_PART)}
+        return replace(self, state=self.state.with_frames(own), part=part)
 
     @property
     def provenance(self) -> str:
@@ -132,7 +184,7 @@ def load_state(path: str) -> SavedState:
     """Read a state file.
 
     Raises:
-        InputError: if it cannot be read, was not written by `check --save-state`, or by another version.
+        InputError: if it cannot be read, was not written by `--save-state`, or by another version.
     """
     return saved_of(path, read_members(path))
 
@@ -143,16 +195,16 @@ def read_members(path: str) -> dict[str, bytes]:
     Raises:
         InputError: if it cannot be read, or is no state file.
     """
-    expected = "name a file that check --save-state wrote"
+    expected = "name a file that --save-state wrote"
     content = read_small_bytes(path, expected=expected, most=MOST_STATE_BYTES, error=InputError)
     try:
         return unarchived(content)
     except ValueError as error:
-        raise InputError(f"{shown(path)}: not the state of a check ({error}); {expected}") from None
+        raise InputError(f"{shown(path)}: no state of a run ({error}); {expected}") from None
 
 
 def saved_of(path: str, members: Mapping[str, bytes]) -> SavedState:
-    """Return the state of a check whose files were read.
+    """Return the state whose files were read.
 
     Raises:
         InputError: if they are damaged, or of another version of this package.
@@ -162,20 +214,20 @@ def saved_of(path: str, members: Mapping[str, bytes]) -> SavedState:
         head = json.loads(members[HEAD])
         written = (head["schema_version"], head["version"])
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise InputError(f"{path}: not the state of a check; name one that check --save-state wrote") from None
+        raise InputError(f"{path}: no state of a run; name one that --save-state wrote") from None
     if written != (STATE_SCHEMA, __version__):
         raise InputError(
             f"{path}: a state of rolloutdoctor {written[1]} (schema {written[0]}), and this is {__version__} (schema "
-            f"{STATE_SCHEMA}): states of different versions cannot be merged; check that part again"
+            f"{STATE_SCHEMA}): states of different versions cannot be merged; save that part again"
         )
     try:
         return state_of(SavedState, members)
     except ValueError as error:
-        raise InputError(f"{path}: the state is damaged ({error}); check that part again") from None
+        raise InputError(f"{path}: the state is damaged ({error}); save that part again") from None
 
 
 def is_saved(path: str | Path) -> bool:
-    """Tell whether a file is one that `check --save-state` wrote, or a folder one that `export` wrote."""
+    """Tell whether a file is one that `--save-state` wrote, or a folder one that `export` wrote."""
     return is_measured(path) or _is_state(path)
 
 

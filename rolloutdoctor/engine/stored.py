@@ -68,6 +68,7 @@ def written_files(writers: Mapping[str, Callable[[BinaryIO], object]], folder: P
     """
     try:
         for name, write in writers.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("wb") as stream:
                 write(stream)
     except OSError as error:

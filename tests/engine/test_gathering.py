@@ -1,12 +1,14 @@
 """Pictures, comparisons, diffs and pages of a run in parts are those of the run in one piece, to the byte."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engine.runs import full_columns, write
 
+from rolloutdoctor.cli.states import save
 from rolloutdoctor.commands.compare.query import compare
 from rolloutdoctor.commands.diff.query import diff
 from rolloutdoctor.commands.diff.sides import DiffOptions, asked_of, sides_in
@@ -20,7 +22,9 @@ from rolloutdoctor.engine.part_states import state_bytes, state_from
 from rolloutdoctor.engine.parts import plan_parts
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import Processes
-from rolloutdoctor.io.run import open_run
+from rolloutdoctor.engine.saved_run import Saving, saved_parts
+from rolloutdoctor.engine.state_file import load_state
+from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import KINDS
 from rolloutdoctor.rules.table import RULES
@@ -67,6 +71,15 @@ def whole(result):
     return repr(asdict(result))
 
 
+def from_states(path, folder, command, cuts=(":3", "3:5", "5:")):
+    """What a command returns of the saved states of the parts of a run, given the last one first."""
+    for number, steps in enumerate(cuts):
+        saving = Saving(Processes(1 + number % 2), "plot", partial(save, path=str(folder / f"{number}.state")))
+        command(open_run([path]), saving, StepRange.parse(steps))
+    run, parts = saved_parts([(str(each), load_state(str(each))) for each in sorted(folder.iterdir(), reverse=True)])
+    return command(run, parts, None)
+
+
 def drawn(path, kind, executor=None, fixes=()):
     try:
         return whole(draw(open_run([path]), kind, OPTIONS, fixes, executor=executor))
@@ -83,6 +96,15 @@ def test_a_picture(path, kind, fixes):
     one = drawn(path, kind, fixes=fixes)
     assert not one.startswith("no picture")
     assert drawn(path, kind, Parts(3), fixes) == one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_picture_of_states(path, tmp_path, kind):
+    def command(run, executor, steps):
+        return whole(draw(run, kind, replace(OPTIONS, steps=steps), executor=executor))
+
+    assert from_states(path, tmp_path, command) == drawn(path, kind)
 
 
 @pytest.mark.slow(every=True)

@@ -202,12 +202,12 @@ def test_metrics_that_are_means_only_together_do_not_add_up(tmp_path, columns):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", r"not the state of a check \(File is not a zip file\); name a file that check --save-state wrote"),
-        (b'{"schema_version": 5}', "not the state of a check"),
-        (archived({}), "not the state of a check"),
-        (archived({HEAD: b"[]"}), "not the state of a check"),
+        (b"", r"no state of a run \(File is not a zip file\); name a file that --save-state wrote"),
+        (b'{"schema_version": 5}', "no state of a run"),
+        (archived({}), "no state of a run"),
+        (archived({HEAD: b"[]"}), "no state of a run"),
         (archived({HEAD: b'{"schema_version": 99, "version": "9.9"}'}), r"a state of rolloutdoctor 9.9 \(schema 99\)"),
-        (archived({HEAD: b"[" * 100_000}), "not the state of a check"),
+        (archived({HEAD: b"[" * 100_000}), "no state of a run"),
     ],
 )
 def test_files_that_are_no_states(tmp_path, content, words):

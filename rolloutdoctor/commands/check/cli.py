@@ -1,16 +1,15 @@
 """``rolloutdoctor check``."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import complete, groups, verdict
+from rolloutdoctor.cli import complete, groups, states, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
-from rolloutdoctor.cli.help import RARE, HelpAllOption
+from rolloutdoctor.cli.help import HelpAllOption
 from rolloutdoctor.commands.check.baseline import Baselines
 from rolloutdoctor.commands.check.modes import Asked, mode_of
 from rolloutdoctor.commands.follow.cli import Following
@@ -47,16 +46,7 @@ def check(
             autocompletion=complete.codes,
         ),
     ] = None,
-    scale: verdict.Scale,
-    save_state: Annotated[
-        str | None,
-        typer.Option(
-            "--save-state",
-            rich_help_panel=RARE,
-            metavar="FILE",
-            help="Also save the state of this check; check STATE... makes one report of several.",
-        ),
-    ] = None,
+    scale: verdict.Saved,
     following: Following,
     baselines: Baselines,
     help_all: HelpAllOption = False,
@@ -67,29 +57,21 @@ def check(
     from rolloutdoctor.search.hypotheses.fixes import choose
 
     if any(map(is_saved, paths)):
-        _refuse_beside(f"{paths[0]} is what was measured, with the options of then", _unused(context))
+        beside = {written or "paths": name not in _OF_MEASURED for name, (written, _) in states.given(context).items()}
+        states.refuse_beside(f"{paths[0]} is what was measured, with the options of then", beside)
         raise SystemExit(judge_saved(paths, judging))
     executor, rules = scale.executor(), judging.rules()
     must_test = verdict.required(judging.require, rules)
     options = groups.read_options(CheckOptions, source, part, rules=rules)
     memory = replace(options.memory, beside=None if scale.state_dir is None else Path(scale.state_dir))
     options = replace(options, fixes=tuple(choose(text) for text in fix or []), memory=memory)
-    asked = Asked(
-        paths, source, options, judging, must_test, each, list_, scale, executor, save_state, following, baselines
-    )
+    asked = Asked(paths, source, options, judging, must_test, each, list_, scale, executor, following, baselines)
     _refuse_contradictions(asked)
     raise SystemExit(mode_of(asked)(asked))
 
 
 _OF_MEASURED = {"paths", *verdict.Judging.__dataclass_fields__}
 """Options that judge what was measured."""
-
-
-def _unused(context: typer.Context) -> dict[str, bool]:
-    """Options that judging what was measured does not use, and whether they are on the command line."""
-    others = [option for option in context.command.params if option.name not in _OF_MEASURED]
-    sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in others}
-    return {name: source is not None and source.name == "COMMANDLINE" for name, source in sources.items()}
 
 
 def _refuse_contradictions(asked: Asked) -> None:
@@ -99,11 +81,11 @@ def _refuse_contradictions(asked: Asked) -> None:
         UsageError: if such are given together.
     """
     each, list_, scale, baselines = asked.each, asked.list_, asked.scale, asked.baselines
-    _refuse_beside(
+    states.refuse_beside(
         "--each checks one run after the other" if each else "--list prints the places of one rule" if list_ else "",
         {
             "--follow": asked.following.follow,
-            "--save-state": asked.save_state is not None,
+            "--save-state": scale.save_state is not None,
             "--workers": scale.workers > 1,
             "--engine": scale.engine is not None,
             "--baseline": baselines.baseline is not None,
@@ -114,14 +96,3 @@ def _refuse_contradictions(asked: Asked) -> None:
     asked.following.refuse_unless_followed()
     if asked.following.follow and not scale.is_one_process:
         raise UsageError("--follow takes one process; leave --workers and --engine out")
-
-
-def _refuse_beside(what: str, given: Mapping[str, bool]) -> None:
-    """Refuse options that say nothing beside another one.
-
-    Raises:
-        UsageError: if one of them is given.
-    """
-    names = [name for name, is_given in given.items() if is_given]
-    if what and names:
-        raise UsageError(f"{what}: leave {' and '.join(names)} out")

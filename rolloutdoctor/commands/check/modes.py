@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.cli import dumps, groups, verdict
+from rolloutdoctor.cli import dumps, groups, states, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.cli.progress import progress_bar
@@ -18,7 +18,6 @@ from rolloutdoctor.results.errors import SeveralRunsError
 if TYPE_CHECKING:
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.parts import Executor
-    from rolloutdoctor.engine.state_file import SavedState
     from rolloutdoctor.io.run import Run
     from rolloutdoctor.results.figures import Gallery
     from rolloutdoctor.results.findings import Report
@@ -38,7 +37,6 @@ class Asked:
         list_: the rule whose places are listed, or None.
         scale: where parts are measured.
         executor: the same, made.
-        save_state: file for the state, or None.
         following: whether and how to follow.
         baselines: findings that are known.
     """
@@ -50,9 +48,8 @@ class Asked:
     must_test: frozenset[str]
     each: bool
     list_: str | None
-    scale: verdict.Scale
+    scale: verdict.Saved
     executor: "Executor | None"
-    save_state: str | None
     following: Following
     baselines: Baselines
 
@@ -60,12 +57,12 @@ class Asked:
     def draws(self) -> bool:
         """True for histograms below the report: they take one process, and are not part of a state."""
         is_full = self.judging.verbose and self.judging.format_ is opt.Format.full
-        return is_full and self.scale.is_one_process and self.save_state is None
+        return is_full and self.scale.is_one_process and self.scale.save_state is None
 
     @property
     def is_of_one_run(self) -> bool:
         """True if options have no meaning for several runs."""
-        files = self.save_state, self.baselines.baseline, self.baselines.write_baseline, self.list_
+        files = self.scale.save_state, self.baselines.baseline, self.baselines.write_baseline, self.list_
         return any(files) or not self.scale.is_one_process
 
 
@@ -95,8 +92,8 @@ def followed(asked: Asked) -> int:
         lines_on_stderr=judging.format_ not in (opt.Format.full, opt.Format.concise) and judging.output_file is None,
         quiet=judging.quiet,
     )
-    if asked.save_state is not None and kept.saved is not None:
-        _save(kept.saved, asked.save_state)
+    if asked.scale.save_state is not None and kept.saved is not None:
+        states.save(kept.saved, asked.scale.save_state)
     return _finish(asked, known, report)
 
 
@@ -124,12 +121,12 @@ def one(asked: Asked) -> int:
         else:
             checked = check_in_parts(run, asked.options, progress, asked.executor)
             report = checked.report
-            if asked.save_state is not None:
+            if asked.scale.save_state is not None:
                 from rolloutdoctor.engine.merged import saved_state
 
-                _save(saved_state(checked.prepared, checked.state), asked.save_state)
+                states.save(saved_state(checked.prepared, checked.state), asked.scale.save_state)
             # A state is of the run that was read.
-            report = of_worst_run(run, report, asked.options if asked.save_state is None else None)
+            report = of_worst_run(run, report, asked.options if asked.scale.save_state is None else None)
     code = _finish(asked, known, report, gallery)
     opt.warn_of_partial(run, quiet=asked.judging.quiet)
     return code
@@ -159,7 +156,7 @@ def _opened(asked: Asked) -> "Run | None":
 def _targets(asked: Asked) -> tuple[Known, ...] | None:
     """Refuse what cannot be written before anything is computed, and return the findings that are known."""
     asked.judging.check_targets()
-    check_target(asked.save_state)
+    check_target(asked.scale.save_state)
     check_target(asked.baselines.write_baseline)
     return None if asked.baselines.baseline is None else read(asked.baselines.baseline)
 
@@ -176,20 +173,6 @@ def _finish(asked: Asked, known: tuple[Known, ...] | None, report: "Report", gal
     if asked.baselines.write_baseline is not None:
         write_whole(written(report), asked.baselines.write_baseline)
     return judging.exit_code(new, asked.must_test)
-
-
-def _save(saved: "SavedState", path: str) -> None:
-    from functools import partial
-
-    from rolloutdoctor.engine.stored import files_of, written_files
-    from rolloutdoctor.io.archives import archive_files
-    from rolloutdoctor.io.write.replacing import pieces_of
-    from rolloutdoctor.io.write.scratch import scratch_folder
-
-    with scratch_folder() as folder:
-        files = files_of(saved, folder)
-        state = written_files({"state": partial(archive_files, files)}, folder)["state"]
-        write_whole(pieces_of(state), path)
 
 
 _MOST_RUNS = 50

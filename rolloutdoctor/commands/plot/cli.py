@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import complete, dumps, groups, verdict
+from rolloutdoctor.cli import complete, groups, states, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.commands.why.cli import AfterOption, AtOption, BeforeOption, MetricOption
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.figures import ASKED, KINDS, known_kind
 
 EPILOG = (
@@ -26,7 +27,9 @@ EPILOG = (
     "of the lines that add up to it; from a log alone, too). "
     "Only training rows are drawn unless --split says otherwise. "
     "Examples: rolloutdoctor plot advantages run.parquet --fix rejected-rows --by step -o advantages.svg; "
-    "rolloutdoctor plot gradient run.parquet -o gradient.png"
+    "rolloutdoctor plot gradient run.parquet -o gradient.png; "
+    "rolloutdoctor plot kl run.parquet --steps :1000 --save-state a.state; "
+    "rolloutdoctor plot kl a.state b.state -o kl.png"
 )
 
 
@@ -39,6 +42,7 @@ class By(StrEnum):
 @guarded
 @groups.grouped
 def plot(
+    context: typer.Context,
     *,
     kind: Annotated[
         str,
@@ -48,8 +52,8 @@ def plot(
     ],
     paths: opt.Paths,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Output file: PNG, SVG or PDF, by its suffix.")
-    ],
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Output file: PNG, SVG or PDF, by its suffix.")
+    ] = None,
     source: groups.Source,
     fix: opt.CompareFixOption = None,
     by: Annotated[By | None, typer.Option("--by", help="Draw one histogram per range of steps (advantages).")] = None,
@@ -58,28 +62,31 @@ def plot(
     before: BeforeOption = 20,
     after: AfterOption = 20,
     part: groups.Measured,
-    scale: verdict.Scale,
+    scale: verdict.Saved,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Plot a run; with --fix, before and after the fix."""
     from rolloutdoctor.search.hypotheses.fixes import choose
 
     known_kind(kind)
-    executor = scale.executor()
+    if output is None and scale.save_state is None:
+        raise UsageError("nothing to write: name the picture with --output, or a state with --save-state")
+    if kind in ASKED and scale.save_state is not None:
+        raise UsageError(f"plot {kind}: its state cannot be saved; leave --save-state out")
     fixes = tuple(choose(text) for text in fix or [])
     from rolloutdoctor.engine.options import CheckOptions
 
     options = groups.read_options(CheckOptions, source, part)
     from rolloutdoctor.pictures.table import drawn_file, figure_of, format_for, known_by
 
-    form = format_for(output)
+    form = "" if output is None else format_for(output)
     by_step = known_by(kind, by)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.plot.query import draw
     from rolloutdoctor.commands.why.query import Question
     from rolloutdoctor.commands.why.query import why as explain
 
-    run = dumps.opened(paths, source, quiet=quiet, logs_alone=True, says_notes=True)
+    run, executor = states.opened(context, paths, source, scale, quiet=quiet, logs_alone=True, says_notes=True)
     check_target(output)
     with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(scale.engine, scale.workers)) as progress:
         data = (
@@ -87,5 +94,6 @@ def plot(
             if kind in ASKED
             else draw(run, kind, options, fixes, progress, executor)
         )
-    write_whole(drawn_file(figure_of(kind, data, by_step=by_step), kind, form), output)
+    if output is not None:
+        write_whole(drawn_file(figure_of(kind, data, by_step=by_step), kind, form), output)
     opt.warn_of_partial(run, quiet=quiet)

@@ -1,0 +1,71 @@
+"""``--save-state`` of commands other than ``check``, and their states in the place of a run."""
+
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parent.parent.parent / "sample_data" / "run.parquet"
+PARTS = {"a.state": ":20", "b.state": "20:"}
+
+
+@pytest.fixture
+def saved(rolloutdoctor, tmp_path):
+    """Return what saves the states of both parts."""
+
+    def states(*words):
+        for name, steps in PARTS.items():
+            found = rolloutdoctor(*words, RUN, "--steps", steps, "--save-state", tmp_path / name, "-q")
+            assert (found.returncode, found.stderr) == (0, "")
+        return [tmp_path / name for name in PARTS]
+
+    return states
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("kl",), ("audit", "--fix", "zero-std"), ("overview",)])
+def test_a_picture_of_states_is_that_of_the_run(rolloutdoctor, saved, tmp_path, words):
+    one, other = tmp_path / "one.svg", tmp_path / "other.svg"
+    for paths, target in ((saved("plot", *words), one), ([RUN], other)):
+        found = rolloutdoctor("plot", *words, *paths, "-o", target)
+        assert (found.returncode, found.stderr) == (0, "")
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.fixture
+def state(rolloutdoctor, tmp_path):
+    """Return the state of a part, saved with a fix."""
+    path = tmp_path / "a.state"
+    words = ("--fix", "zero-std", "--trainer", "trl", "--steps", ":3", "--save-state", path)
+    assert rolloutdoctor("plot", "gradient", RUN, *words, "-q").stderr == ""
+    return path
+
+
+def test_states_that_do_not_fit_are_refused_in_a_sentence(rolloutdoctor, state, tmp_path):
+    def refusal(*words):
+        found = rolloutdoctor(*words)
+        assert (found.returncode, found.stdout) == (2, "")
+        return found.stderr.removeprefix("rolloutdoctor: ")
+
+    picture, fix = ("-o", tmp_path / "x.png"), ("--fix", "zero-std", "--trainer", "trl")
+    other = "a.state was saved by `plot gradient --trainer trl --fix zero-std`: give the command the same options again"
+    assert other in refusal("plot", "gradient", state, *picture)
+    assert other in refusal("plot", "kl", state, *fix, *picture)
+    assert "which reads it; name states that check saved" in refusal("check", state)
+    assert "the state is given twice" in refusal("plot", "gradient", state, state, *fix, *picture)
+    assert "leave --steps and --workers out" in refusal(
+        "plot", "gradient", state, "--steps", ":2", "--workers", "2", *picture
+    )
+    assert "nothing to write" in refusal("plot", "gradient", state)
+    again = tmp_path / "b.state"
+    rolloutdoctor("plot", "gradient", RUN, "--steps", "2:4", *fix, "--save-state", again)
+    assert "both hold train rows of step 2" in refusal("plot", "gradient", state, again, *fix, *picture)
+    rolloutdoctor("plot", "gradient", RUN.with_name("healthy.parquet"), *fix, "--save-state", again)
+    assert "are no parts of one run" in refusal("plot", "gradient", state, again, *fix, *picture)
+    rolloutdoctor("check", RUN, "--steps", "3:4", "--save-state", again)
+    assert "is the state of a check" in refusal("plot", "gradient", state, again, *fix, *picture)
+    assert "--save-state: a log alone" in refusal(
+        "plot", "overview", RUN.with_name("verifier_dies.log"), "--save-state", again
+    )
+    state.write_bytes(state.read_bytes()[:-100])
+    assert "no state of a run" in refusal("plot", "gradient", state, *fix, *picture)
+    assert not (tmp_path / "x.png").exists()
