@@ -47,7 +47,6 @@ class AuditedMeasured(Measured):
         return self.compared > 0 and self.agree == self.compared
 
 
-@dataclass(frozen=True)
 class AuditedRule(Rule[AuditedMeasured]):
     """A rule over logged quantities of some stages of the audit.
 
@@ -186,7 +185,6 @@ class AuditedRule(Rule[AuditedMeasured]):
         return self.remedy or REMEDIES.get(self.stages, OTHERWISE)
 
 
-@dataclass(frozen=True)
 class CauseRule(AuditedRule):
     """A rule that reports the hypotheses of its code, where one explains what the options do not.
 
@@ -202,7 +200,6 @@ class CauseRule(AuditedRule):
         return None if not causes else judged(causes, self.severity)
 
 
-@dataclass(frozen=True)
 class DirectRule(CauseRule):
     """A cause rule that looks at rows or options as well, and speaks where the audit found no cause."""
 
@@ -237,7 +234,6 @@ class CountedMeasured(AuditedMeasured):
 COUNTED = ("looked_at", "shown", "size")
 
 
-@dataclass(frozen=True)
 class CountingRule(DirectRule):
     """A direct rule that counts what shows the fault in steps.
 
@@ -268,7 +264,6 @@ class CountingRule(DirectRule):
         return {**super().quantities(), **known}
 
 
-@dataclass(frozen=True)
 class RowCountingRule(CountingRule):
     """A direct rule that counts what shows the fault in rows: `COUNTED` are in `adds`.
 
@@ -329,7 +324,6 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     )
 
 
-@dataclass(frozen=True)
 class DiffersRule(AuditedRule):
     """A rule for logged values that neither the options nor any hypothesis reproduces.
 

@@ -1,7 +1,6 @@
 """Base of rules about faults that releases of trainers have: what a known fix would change in a run, and how much."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
@@ -34,7 +33,6 @@ def shifts_of(*labels: str) -> tuple[str, ...]:
     return tuple(f"{label}/shift" for label in labels)
 
 
-@dataclass(frozen=True)
 class KnownFaultRule(DirectRule):
     """A rule about what trainers compute without some fixes, which name the rule by its code.
 
@@ -123,7 +121,6 @@ class KnownFaultRule(DirectRule):
         return found[0].judgement(self.negligible, tuple(found[1:])) if found else None
 
 
-@dataclass(frozen=True)
 class ReleaseFaultRule(KnownFaultRule):
     """A rule about such fixes alone: of a trainer that has none of the faults it is not applicable."""
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.series import Values
 
 
-@dataclass(frozen=True)
 class NumbersRule(TableRule):
     """A rule over logged quantities, whatever the trainer calls them; its table has one line a logged step.
 

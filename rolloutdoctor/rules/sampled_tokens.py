@@ -1,7 +1,6 @@
 """Rules that look at sampled tokens, and at the first tokens of each row by their contexts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.rules.base import Context
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
-@dataclass(frozen=True)
 class SampledTokens(TableRule):
     """A rule of the sampler's log-probs against the trainer's, token by token."""
 

@@ -50,7 +50,7 @@ M = TypeVar("M", bound=Measured)
 
 
 class Rule(ABC, Generic[M]):
-    """A rule: a query over the tables of a run. Class attributes are its identity; fields of subclasses its thresholds.
+    """A rule: a query over the tables of a run. Class attributes are its identity, and in subclasses its thresholds.
 
     Attributes:
         code: stable code, never reused.
@@ -327,7 +327,6 @@ class Rule(ABC, Generic[M]):
         return _first_sentence(cls.__doc__ or "", "Why it matters")
 
 
-@dataclass(frozen=True)
 class TableRule(Rule[Measured]):
     """A rule that judges by its query alone."""
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -100,7 +100,6 @@ def test_what_is_logged_and_what_stands_in(batch):
     assert not block.has("entropy")
 
 
-@dataclass(frozen=True)
 class NaiveGap(TableRule):
     """A rule over two token columns, as anyone would write it."""
 

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from rules.checking import Metrics, report_on
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.results.findings import Report, Severity
+from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules import table
 from rolloutdoctor.rules.numbers_rule import NumbersRule
-from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.rules.table import RULES, AnyRule
 from rolloutdoctor.testing import check_log
 
 NEAR = 0.03
@@ -95,13 +96,13 @@ def outcome(report: Report, looks_at: str = "headline") -> str:
 
 def numbers_of_rules() -> set[tuple[str, str]]:
     """Code and name of every number of a rule that looks at rows; those of rules over logs are tested on logs."""
-    return {
-        (rule.code, each.name)
-        for rule in RULES
-        if not isinstance(rule, NumbersRule)
-        for each in fields(rule)
-        if isinstance(value := getattr(rule, each.name), int | float) and not isinstance(value, bool | Severity)
-    }
+    return {(rule.code, name) for rule in RULES if not isinstance(rule, NumbersRule) for name in numbers_of(rule)}
+
+
+def numbers_of(rule: AnyRule) -> set[str]:
+    """Names of the numbers that a rule, or one that it is a kind of, annotates as such."""
+    kinds = [vars(kind).get("__annotations__", {}) for kind in type(rule).__mro__]
+    return {name for kind in kinds for name, of in kind.items() if of in (int, float)}
 
 
 def is_decided_by(boundary: Any, name: str, monkeypatch: Any) -> bool:
@@ -113,7 +114,8 @@ def is_decided_by(boundary: Any, name: str, monkeypatch: Any) -> bool:
     )
 
     def are_alike(value: float) -> bool:
-        changed = replace(rule, **{name: value})
+        changed = copy(rule)
+        setattr(changed, name, value)
         with monkeypatch.context() as patched:
             patched.setattr(table, "RULES", tuple(changed if one is rule else one for one in table.RULES))
             below, above = boundary.outcomes()

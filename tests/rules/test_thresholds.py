@@ -1,14 +1,13 @@
 """Every number that decides what a rule over logs says: one log just below it, and one just above."""
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from rules.row_boundaries import NEAR, is_decided_by, outcome
+from rules.row_boundaries import NEAR, is_decided_by, numbers_of, outcome
 
-from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.numbers_rule import NumbersRule
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.testing import check_log
@@ -845,12 +844,6 @@ def test_a_number_decides_between_the_two(boundary, monkeypatch):
 
 
 def test_every_number_has_its_logs():
-    numbers = {
-        (rule.code, name.name)
-        for rule in RULES
-        if isinstance(rule, NumbersRule)
-        for name in fields(rule)
-        if isinstance(getattr(rule, name.name), int | float) and not isinstance(getattr(rule, name.name), Severity)
-    }
+    numbers = {(rule.code, name) for rule in RULES if isinstance(rule, NumbersRule) for name in numbers_of(rule)}
     # They take a line of a log, and there is no log of none.
     assert numbers - {(one.code, one.name) for one in BOUNDARIES} == {("RDG012", "fewest"), ("RDG013", "fewest")}

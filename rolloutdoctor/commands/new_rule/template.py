@@ -6,7 +6,6 @@ It counts trained tokens whose two log-probs differ, until its author says what 
 RULE = '''"""@CODE@: one line that says what is found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
-@dataclass(frozen=True)
 class @CLASS@(TableRule):
     """One line that says what is found.
 

@@ -1,7 +1,6 @@
 """RDA007: advantages that no standard score can have, and groups whose spread of rewards is rounding."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class AdvantageBlowUp(TableRule):
     """Advantages are larger than a standard score can be, or standard scores of rounding noise.
 

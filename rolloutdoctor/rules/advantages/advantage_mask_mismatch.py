@@ -1,7 +1,6 @@
 """RDA006: advantages of tokens that do not fit the mask."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class AdvantageMaskMismatch(TableRule):
     """Advantages of tokens do not fit the mask: 0 on trained tokens, or different ones in a row.
 

@@ -1,7 +1,6 @@
 """RDA027: rows of a trajectory with the advantage of another of its steps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _SAME = "every row of a trajectory has the same advantage"
 
 
-@dataclass(frozen=True)
 class AdvantageOfAnotherTurn(TableRule):
     """Rows of a trajectory have the advantage of another of its turns.
 

@@ -1,11 +1,8 @@
 """RDA004: logged advantages that nothing explains."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.rules.audited import DiffersRule
 
 
-@dataclass(frozen=True)
 class AdvantagesDiffer(DiffersRule):
     """The logged advantages are not reproduced by the rewards, the groups and the recorded options.
 

@@ -1,7 +1,6 @@
 """RDA011: groups in which every response got the same reward."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -23,7 +22,6 @@ BINARY = ((0.0, 1.0), (-1.0, 1.0))
 """Values that a reward of right and wrong has."""
 
 
-@dataclass(frozen=True)
 class DeadGroups(TableRule):
     """Groups whose responses all got the same reward have no policy gradient.
 

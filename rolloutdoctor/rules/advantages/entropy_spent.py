@@ -1,7 +1,6 @@
 """RDA017: entropy that fell while likely tokens were reinforced."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
-@dataclass(frozen=True)
 class EntropySpent(TableRule):
     """The entropy fell while the advantages reinforced tokens that were likely already.
 

@@ -1,7 +1,6 @@
 """RDA003: equal rewards that get an advantage out of rounding."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class FloatResidue(TableRule):
     """Groups with equal rewards get a nonzero advantage from float32 rounding.
 

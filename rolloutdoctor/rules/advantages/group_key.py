@@ -1,7 +1,6 @@
 """RDA022: groups that hold the responses of one rollout, though the prompt was sampled several times."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class GroupKey(TableRule):
     """Groups hold one rollout each, although their prompt was sampled several times in the step.
 

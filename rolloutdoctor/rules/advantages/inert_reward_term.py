@@ -1,7 +1,6 @@
 """RDA009: reward functions that cancel in the baseline."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -25,7 +24,6 @@ def _has_group_baseline(objective: Objective) -> bool:
     return rule.spec.has_groups and rule.spec.baseline == "mean"
 
 
-@dataclass(frozen=True)
 class InertRewardTerm(TableRule):
     """A reward function is the same for all responses to a prompt, so it cancels out.
 

@@ -1,7 +1,6 @@
 """RDA013: what a token weighs depends on how long its response is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 
 import polars as pl
@@ -15,7 +14,6 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, numbe
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
 class LengthBias(TableRule):
     """The weight of a token in the loss depends on the length of its response.
 

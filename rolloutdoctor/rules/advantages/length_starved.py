@@ -1,7 +1,6 @@
 """RDA018: long responses that a bound on staleness keeps from the update."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 
 import polars as pl
@@ -15,7 +14,6 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_p
 VERSIONS = ("policy_version_min", "policy_version_max")
 
 
-@dataclass(frozen=True)
 class LengthStarved(TableRule):
     """Long responses take longer than the bound on staleness allows, so that the update sees short ones.
 

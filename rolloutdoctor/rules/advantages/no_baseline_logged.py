@@ -1,7 +1,6 @@
 """RDA024: advantages that are the rewards themselves, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import polars as pl
 
@@ -15,7 +14,6 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule
 from rolloutdoctor.rules.table_rule import Measured, Quantity
 
 
-@dataclass(frozen=True)
 class NoBaselineLogged(NumbersRule):
     """The smallest and the largest advantage of every logged step are those of the rewards: no baseline was subtracted.
 

@@ -1,7 +1,6 @@
 """RDA020: dynamic sampling that drops the one response of a group that differs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -15,7 +14,6 @@ FILTER, LEAVE_ONE_OUT, SIZE = "use_dynamic_sampling", "use_leave_one_out_baselin
 """Options, by their last part: rows without a spread are dropped; the spread is that of the others; rows of a group."""
 
 
-@dataclass(frozen=True)
 class OutlierDropped(TableRule):
     """Dynamic sampling dropped the one response of a group that differs from all others.
 

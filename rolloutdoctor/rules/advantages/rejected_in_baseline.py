@@ -1,7 +1,6 @@
 """RDA001: fully masked responses still count in the baseline of their group."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -30,7 +29,6 @@ _MASKED = frozenset({RowSet.REJECTED, RowSet.TRUNCATED})
 """Fully masked responses that an option leaves out of baselines."""
 
 
-@dataclass(frozen=True)
 class RejectedInBaseline(TableRule):
     """Fully masked responses still count in the group mean and std of the others.
 

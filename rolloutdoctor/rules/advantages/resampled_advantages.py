@@ -1,7 +1,5 @@
 """RDA026: rows are trained with the advantages of other rows, which were drawn."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from rolloutdoctor.rules.audited import AuditedMeasured
@@ -11,7 +9,6 @@ from rolloutdoctor.rules.known_fault import NO_SUCH_FAULT, KnownFaultRule, of_fi
 FIX = "own-advantages:own"
 
 
-@dataclass(frozen=True)
 class ResampledAdvantages(KnownFaultRule):
     """Rows are trained with the advantages of other rows, which were drawn in their place.
 

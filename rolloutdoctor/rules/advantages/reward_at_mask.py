@@ -1,13 +1,10 @@
 """RDA029: rewards that lie on masked tokens, or behind them."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.rules.known_fault import ReleaseFaultRule, of_fixes, shifts_of
 
 FIXES = ("masked-end:last-trained", "tool-spans:carried", "zero-length-reward:empty")
 
 
-@dataclass(frozen=True)
 class RewardAtMask(ReleaseFaultRule):
     """The reward of a response is lost where its last token is masked, or does not reach what lies before a mask.
 

@@ -1,7 +1,6 @@
 """RDA014: rewards that contradict the stated answer and the reference answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class RewardContradictsAnswer(TableRule):
     """The stated answer equals the reference answer and is not rewarded, or is another number and is.
 

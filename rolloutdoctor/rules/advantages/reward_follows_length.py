@@ -1,7 +1,6 @@
 """RDA019: how much of what rewards distinguish within a group is the length of the response."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 
 import polars as pl
@@ -14,7 +13,6 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, perce
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
 class RewardFollowsLength(TableRule):
     """Within groups the reward follows the length of the response.
 

@@ -1,7 +1,6 @@
 """RDA016: rewards of responses in which only a tool's text has the answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class RewardFromToolText(TableRule):
     """Responses are rewarded for an answer that only a tool wrote.
 

@@ -1,7 +1,6 @@
 """RDA005: rows without a reward count as 0."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class RewardMissingAsZero(DirectRule):
     """Rows that could not be scored enter the baseline with a reward of 0.
 

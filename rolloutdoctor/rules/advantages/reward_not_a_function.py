@@ -1,7 +1,6 @@
 """RDA015: equal responses to one prompt with different rewards."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ FOLLOWED = 2**16
 """Responses that are compared across groups and steps: 10 MB a function."""
 
 
-@dataclass(frozen=True)
 class RewardNotAFunction(TableRule):
     """The same response to the same prompt got different rewards.
 

@@ -1,7 +1,6 @@
 """RDA025: the number of optimizer steps goes by the rows that trajectories give."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -12,7 +11,6 @@ from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
 class RowsChangeUpdates(TableRule):
     """Batches of equally many trajectories take more optimizer steps where these give more rows.
 

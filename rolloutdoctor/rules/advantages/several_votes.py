@@ -1,14 +1,11 @@
 """RDA021: a trajectory counts several times in the baseline of its group."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.rules.known_fault import ReleaseFaultRule, of_fixes, shifts_of
 
 FIXES = ("one-vote-per-rollout:shared",)
 
 
-@dataclass(frozen=True)
 class SeveralVotes(ReleaseFaultRule):
     """A trajectory that gives several rows counts once for each of them in the baseline of its group.
 

@@ -1,7 +1,6 @@
 """RDA008: groups whose only signal is a shaping term."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -26,7 +25,6 @@ def _divides(objective: Objective) -> bool:
     return objective.advantage.spec.is_standard_score and objective.advantage.scale == "group"
 
 
-@dataclass(frozen=True)
 class ShapedRewardPhantom(TableRule):
     """A shaping term is the whole signal of groups that have one outcome.
 

@@ -1,7 +1,6 @@
 """RDA002: groups with one unmasked response."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class SingletonGroup(TableRule):
     """Groups with a single unmasked response have no baseline.
 

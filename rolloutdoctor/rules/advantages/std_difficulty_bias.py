@@ -1,7 +1,6 @@
 """RDA012: dividing by the group's standard deviation weighs prompts by difficulty."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class StdDifficultyBias(TableRule):
     """Dividing by the group's standard deviation lifts very easy and very hard prompts.
 

@@ -1,7 +1,6 @@
 """RDA023: a trajectory that gives several rows has several times the weight in the loss."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -17,7 +16,6 @@ ROUNDING = 1e-6
 """Relative difference up to which weights are equal: that of float32 sums."""
 
 
-@dataclass(frozen=True)
 class TrajectoryWeight(TableRule):
     """A trajectory that gives several rows has several times the weight of another one in the loss.
 

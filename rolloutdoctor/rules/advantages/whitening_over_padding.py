@@ -1,14 +1,11 @@
 """RDA010: whitening with moments over other tokens than the trained ones."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.known_fault import KnownFaultRule, of_fixes, shifts_of
 
 FIX = "cp-whitening:whole"
 
 
-@dataclass(frozen=True)
 class WhiteningOverPadding(KnownFaultRule):
     """Advantages are whitened over padding, over masked tokens, rank by rank, or slice by slice of the rows.
 

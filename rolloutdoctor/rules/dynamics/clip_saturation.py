@@ -1,6 +1,6 @@
 """RDT007: most of the update is clipped, from the trainer's log alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
@@ -8,7 +8,6 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, series
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class ClipSaturation(NumbersRule):
     """A large part of the tokens is clipped in most steps.
 

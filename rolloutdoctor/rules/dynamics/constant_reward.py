@@ -1,7 +1,5 @@
 """RDT002: the reward, or what one reward function gives, never changes, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
@@ -14,7 +12,6 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_a
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class ConstantReward(NumbersRule):
     """The mean reward, or that of one reward function, is the same number in every logged step.
 

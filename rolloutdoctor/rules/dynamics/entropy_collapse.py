@@ -1,7 +1,5 @@
 """RDT003: the policy's entropy collapsed, or exploded, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -11,7 +9,6 @@ from rolloutdoctor.rules.series import Ends, crossing, ends, shift
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class EntropyCollapse(NumbersRule):
     """The entropy of the policy fell to a small fraction of its start, or grew to a multiple of it.
 

@@ -1,7 +1,5 @@
 """RDT014: the entropy jumps within one step and stays there, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
@@ -13,7 +11,6 @@ from rolloutdoctor.rules.series import isolated_jump
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class EntropyJump(NumbersRule):
     """The entropy changes by a tenth or more from one step to the next, and stays at the new level.
 

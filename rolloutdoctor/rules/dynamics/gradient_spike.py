@@ -1,7 +1,5 @@
 """RDT008: steps whose gradient norm stands out, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
@@ -9,7 +7,6 @@ from rolloutdoctor.rules.series import chance_limit, is_passing
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class GradientSpike(NumbersRule):
     """The gradient norm of single steps is many times that of all others.
 

@@ -1,6 +1,5 @@
 """RDT004: the KL to the reference grew beyond what the reward bought, from the trainer's log alone."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.metric_names.quantities import BY_NAME
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.series import Values
 
 
-@dataclass(frozen=True)
 class KlBlowUp(NumbersRule):
     """The KL from the reference rose above a nat per token, and the reward did not rise with it.
 

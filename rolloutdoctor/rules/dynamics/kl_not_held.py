@@ -1,7 +1,5 @@
 """RDT015: the KL grows while the gradient vanishes: the KL term pulls on nothing, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, kl_coefficient, number
 from rolloutdoctor.rules.measures.negative_kl import negative_kl
@@ -10,7 +8,6 @@ from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class KlNotHeld(NumbersRule):
     """The KL from the reference is large, and the gradient norm is next to nothing.
 

@@ -1,6 +1,5 @@
 """RDT009: the learning rate is 0, or still warming up, from the trainer's log alone."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.series import Values
 
 
-@dataclass(frozen=True)
 class LearningRate(NumbersRule):
     """The learning rate is 0 in every step, rises to the last step, or jumps.
 

@@ -1,7 +1,6 @@
 """RDT012: the learning rate is 0 from some step on while the run goes on, from the trainer's log alone."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -11,7 +10,6 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class LearningRateStops(NumbersRule):
     """The learning rate is exactly 0 from some step on, and the run goes on.
 

@@ -1,7 +1,5 @@
 """RDT006: responses grow into the length limit, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
 from rolloutdoctor.rules.measures.longer_responses import longer_responses, rose
@@ -10,7 +8,6 @@ from rolloutdoctor.rules.series import OF_A_MEDIAN, crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class LengthGrowth(NumbersRule):
     """Responses grew until most of them were cut off at the length limit.
 

@@ -1,6 +1,5 @@
 """RDT019: the mean reward follows the mean response length from step to step, from the trainer's log alone."""
 
-from dataclasses import dataclass
 from math import atanh, sqrt, tanh
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,6 @@ _FAR = 4.5
 """Median changes, three standard deviations of normal ones: what is beyond is an event and no habit."""
 
 
-@dataclass(frozen=True)
 class LengthRewarded(NumbersRule):
     """The mean reward rises and falls with the mean response length from step to step: length is what is rewarded.
 

@@ -1,7 +1,5 @@
 """RDT013: the response length fell, or the gradient norm rose, for good, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_name
@@ -12,7 +10,6 @@ from rolloutdoctor.rules.series import Ends, ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class LevelChange(NumbersRule):
     """The mean response length fell below a third of its start or grew by half, or the gradient norm rose to ten times.
 

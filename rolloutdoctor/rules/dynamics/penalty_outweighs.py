@@ -1,7 +1,5 @@
 """RDT022: the KL penalty in the reward outweighs the reward, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, kl_coefficient, logs_remedy, number
 from rolloutdoctor.rules.logged_quantities import NO_SUCH_METRIC
@@ -9,7 +7,6 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, series
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class PenaltyOutweighs(NumbersRule):
     """The KL penalty that is taken off the reward is larger than the rewards of a step differ.
 

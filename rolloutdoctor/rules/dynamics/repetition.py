@@ -1,7 +1,6 @@
 """RDT011: responses that repeat themselves, from their token ids."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ SAMPLED_TOKENS = 2**17
 """Tokens of a step beyond which only some of its responses are looked at: as many as hold about so many."""
 
 
-@dataclass(frozen=True)
 class Repetition(TableRule):
     """Responses repeat themselves: half of what they say they said before.
 

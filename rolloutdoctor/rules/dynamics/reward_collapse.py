@@ -1,7 +1,7 @@
 """RDT005: the reward rose and fell, or never rose, and so the accuracy, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -25,7 +25,6 @@ from rolloutdoctor.rules.series import (
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class RewardCollapse(NumbersRule):
     """The reward, or the accuracy, fell from its best level by more than noise explains.
 

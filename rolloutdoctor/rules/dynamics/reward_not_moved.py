@@ -1,7 +1,5 @@
 """RDT016: the reward at the end is that of the start, within its noise, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.dynamics.reward_collapse import RewardCollapse
@@ -11,7 +9,6 @@ from rolloutdoctor.rules.series import errors_of_ends, thirds
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class RewardNotMoved(NumbersRule):
     """The mean reward of the last third of the run is that of the first third, or the policy hardly moved.
 

@@ -1,14 +1,11 @@
 """RDT010: steps that took many times as long as the others, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class ThroughputFault(NumbersRule):
     """Single steps took many times as long as the others.
 

@@ -1,7 +1,5 @@
 """RDT017: tools that nobody calls any more, or that fail at every call, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.logged_quantities import NO_SUCH_METRIC, is_rounded
@@ -10,7 +8,6 @@ from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class ToolCalls(NumbersRule):
     """No tool is called any more, or every call fails.
 

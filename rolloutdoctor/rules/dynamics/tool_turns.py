@@ -1,7 +1,6 @@
 """RDT020: tools that nobody calls any more, or that fail at every call, from the turns of the rollouts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -14,7 +13,6 @@ from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
 class ToolTurns(TableRule):
     """No rollout has a turn of a tool any more, or every call of one fails.
 

@@ -1,7 +1,5 @@
 """RDT018: every trajectory runs to the cap on turns, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
 from rolloutdoctor.rules.logged_quantities import NO_SUCH_METRIC
@@ -13,7 +11,6 @@ ONE_EXCHANGE = 2
 """Turns of a question and its answer."""
 
 
-@dataclass(frozen=True)
 class TurnCap(NumbersRule):
     """Every trajectory runs to the cap on turns, none ends by itself.
 

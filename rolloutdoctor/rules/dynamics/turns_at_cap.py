@@ -1,7 +1,6 @@
 """RDT021: every trajectory runs to the same, largest number of turns, from the turns of the rollouts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -16,7 +15,6 @@ ONE_CALL = 2
 """Turns of a policy that calls a tool once and then answers: it may have learnt to."""
 
 
-@dataclass(frozen=True)
 class TurnsAtCap(TableRule):
     """Every trajectory takes as many turns as the longest of the run: none ends by itself.
 

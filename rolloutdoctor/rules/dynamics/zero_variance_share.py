@@ -1,6 +1,5 @@
 """RDT001: the share of groups without a spread of rewards, from the trainer's log alone."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 _ADVICE = "use prompts that are neither solved nor too hard, drop zero-variance groups, or check the reward function"
 
 
-@dataclass(frozen=True)
 class ZeroVarianceShare(NumbersRule):
     """Most groups have equal rewards: their responses train nothing.
 

@@ -1,7 +1,7 @@
 """RDG006: the loss depends on the cut into micro-batches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 FIXES = ("global-denominator:token-mean",)
 
 
-@dataclass(frozen=True)
 class AggregationByMicroBatch(KnownFaultRule):
     """The loss averages over each micro-batch, and then over micro-batches.
 

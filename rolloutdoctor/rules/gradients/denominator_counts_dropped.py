@@ -1,7 +1,6 @@
 """RDG010: the denominator counts other tokens than the numerator."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.rules.known_fault import KnownFaultRule, of_fixes, shifts_of
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 FIXES = ("truncated-out-of-denominator:after-masks", "empty-rows-out-of-denominator:trained-tokens")
 
 
-@dataclass(frozen=True)
 class DenominatorCountsDropped(KnownFaultRule):
     """The denominator of the loss counts tokens that are not trained, or leaves them out against the options.
 

@@ -1,7 +1,6 @@
 """RDG008: a clamp flattens the KL."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
@@ -20,7 +19,6 @@ LOW, HIGH = -2.6107, 10.99998
 """Policy minus reference where k3 is 10, the clamp of every trainer that clamps it, rounded outwards."""
 
 
-@dataclass(frozen=True)
 class KlClamped(RowCountingRule):
     """A clamp cuts the KL of some tokens, and with it their gradient.
 

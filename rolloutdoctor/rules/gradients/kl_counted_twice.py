@@ -1,14 +1,11 @@
 """RDG009: the KL is in reward and loss."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement
 
 
-@dataclass(frozen=True)
 class KlCountedTwice(DirectRule):
     """The KL counts twice: in the reward and in the loss, or twice in the loss.
 

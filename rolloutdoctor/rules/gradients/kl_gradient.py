@@ -1,14 +1,11 @@
 """RDG007: the KL in the loss is another estimator."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement
 
 
-@dataclass(frozen=True)
 class KlGradient(DirectRule):
     """The KL in the loss is not the estimator that is recorded, and its gradient is another one.
 

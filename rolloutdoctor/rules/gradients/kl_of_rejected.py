@@ -1,14 +1,11 @@
 """RDG016: responses that a weight or a mask rejects keep their KL term."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.rules.known_fault import ReleaseFaultRule, of_fixes, shifts_of
 
 FIXES = ("kl-of-rejected:masked",)
 
 
-@dataclass(frozen=True)
 class KlOfRejected(ReleaseFaultRule):
     """Responses that an importance weight or an off-policy mask takes out are still trained by the KL term.
 

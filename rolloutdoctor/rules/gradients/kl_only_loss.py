@@ -1,7 +1,6 @@
 """RDG004: a logged loss that is the KL term and nothing else, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -18,7 +17,6 @@ _READ = ("loss", "policy_loss", "kl", "kl_coefficient", "kl_term", "grad_norm", 
 """Quantities that the rule reads."""
 
 
-@dataclass(frozen=True)
 class KlOnlyLoss(TableRule):
     """The logged loss is the KL term alone: the curve shows drift from the reference, not learning.
 

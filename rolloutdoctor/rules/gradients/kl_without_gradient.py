@@ -1,7 +1,6 @@
 """RDG013: groups without a spread of rewards, a KL, and no gradient from it, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -14,7 +13,6 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, shown
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class KlWithoutGradient(NumbersRule):
     """In steps where only the KL term has a gradient, the gradient norm is exactly 0.
 

@@ -1,11 +1,8 @@
 """RDG005: a logged loss or KL that nothing explains."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.rules.audited import DiffersRule
 
 
-@dataclass(frozen=True)
 class LossDiffers(DiffersRule):
     """The logged loss or KL is not reproduced by the log-probs, the advantages and the recorded options.
 

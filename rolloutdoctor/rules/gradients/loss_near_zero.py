@@ -1,7 +1,6 @@
 """RDG002: a loss of about zero, explained."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class LossNearZero(TableRule):
     """The loss is near zero: expected on-policy, unless the gradient is zero too.
 

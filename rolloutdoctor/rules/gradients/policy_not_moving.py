@@ -1,7 +1,6 @@
 """RDG015: updates after which the policy is what it was."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -23,7 +22,6 @@ _GATES = ("learning_rate", "grad_norm")
 """Logged quantities without which, where they are logged and not above 0, a step changes no weight."""
 
 
-@dataclass(frozen=True)
 class PolicyNotMoving(TableRule):
     """The policy is the same before and after updates that have a gradient.
 

@@ -1,7 +1,6 @@
 """RDG011: a reference model that does not stay what it was."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
@@ -23,7 +22,6 @@ RATES = ("learning_rate", "lr")
 """Names of a logged learning rate, whatever comes before the last slash."""
 
 
-@dataclass(frozen=True)
 class ReferenceMoved(TableRule):
     """The reference model moved: KL to it drops at once and stays low, or it is the policy itself.
 

@@ -1,7 +1,5 @@
 """RDG012: the KL is not 0 before the first update: the reference is another model, from the log alone."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.metric_names.training_kind import DISTILLATION
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
@@ -12,7 +10,6 @@ from rolloutdoctor.rules.series import ends
 from rolloutdoctor.rules.table_rule import Measured
 
 
-@dataclass(frozen=True)
 class ReferenceNotInitial(NumbersRule):
     """The KL of the first step is as large as that of later ones, though nothing was updated before it.
 

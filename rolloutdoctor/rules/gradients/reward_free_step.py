@@ -1,7 +1,6 @@
 """RDG003: steps whose whole gradient is free of reward, from the trainer's log alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -30,7 +29,6 @@ _SAME_TEXT = (
 )
 
 
-@dataclass(frozen=True)
 class RewardFreeStep(TableRule):
     """Steps with zero reward variance in every group that still updated the weights.
 

@@ -1,7 +1,6 @@
 """RDG014: steps of a large gradient that few responses carry."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -13,7 +12,6 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, numbe
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 
-@dataclass(frozen=True)
 class SpikeAttributed(TableRule):
     """Few responses carry most of the gradient of a step whose gradient norm stands out.
 

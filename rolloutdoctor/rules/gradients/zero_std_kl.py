@@ -1,7 +1,6 @@
 """RDG001: the gradient of zero-variance groups."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ SHARED = ("trained_tokens", "grad_l1", "grad_sq", "kl_loss", "logits", "logits_l
 """Sums of which zero-variance groups have a share."""
 
 
-@dataclass(frozen=True)
 class ZeroStdKl(TableRule):
     """Zero-variance groups still update the model through the KL term.
 

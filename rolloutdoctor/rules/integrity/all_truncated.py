@@ -1,7 +1,6 @@
 """RDI012: every response cut off, from the rows or from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -21,7 +20,6 @@ _READ = ("truncated_share", "response_length_min", "response_length_max", "respo
 """Quantities of a log that the rule reads."""
 
 
-@dataclass(frozen=True)
 class AllTruncated(TableRule):
     """Every response is cut off at the length limit: none is finished, and few are rewarded.
 

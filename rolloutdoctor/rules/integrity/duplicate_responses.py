@@ -1,7 +1,6 @@
 """RDI009: responses that occur again, more often than sampling explains."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,6 @@ RESPONSE = (*STEP_KEY, "generation_id", "response")
 KIND = (*RESPONSE, "group")
 
 
-@dataclass(frozen=True)
 class DuplicateResponses(TableRule):
     """The same response several times, where independent draws would not repeat it.
 

@@ -1,7 +1,6 @@
 """RDI007: the token that ends a response is masked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
-@dataclass(frozen=True)
 class EosNotTrained(TableRule):
     """The end-of-sequence token is masked: the model is never taught to stop.
 

@@ -1,7 +1,6 @@
 """RDI020: turns of the environment that the policy wrote itself, and is trained on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class ForgedTurn(TableRule):
     """The policy wrote a turn of the environment itself, and is trained on it.
 

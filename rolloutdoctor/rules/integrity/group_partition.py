@@ -1,7 +1,6 @@
 """RDI003: advantages compare rows that are no group."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class GroupPartition(CountingRule):
     """The advantages compare rows that are not the responses to one prompt.
 

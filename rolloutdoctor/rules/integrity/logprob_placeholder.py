@@ -1,7 +1,6 @@
 """RDI005: numbers that stand for log-probs that nobody computed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -22,7 +21,6 @@ APART = 0.75
 """Nats by which the other log-prob must differ: more than top-p 0.5 does to a token that it keeps alone."""
 
 
-@dataclass(frozen=True)
 class LogProbPlaceholder(TableRule):
     """Placeholders stand for log-probs that were never computed: 0.0, 1.0, -1.0 or -9999.
 

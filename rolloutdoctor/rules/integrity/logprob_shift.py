@@ -1,7 +1,6 @@
 """RDI008: log-probs of a neighbouring token."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import log2, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,7 +59,6 @@ ROWS = ("late_rows", "early_rows", "varying_rows", "error_ratio")
 """Quantities that are counted of them."""
 
 
-@dataclass(frozen=True)
 class LogProbShift(DirectRule):
     """Log-probs are one token early or late.
 

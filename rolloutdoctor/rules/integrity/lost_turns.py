@@ -1,7 +1,6 @@
 """RDI019: turns that the policy sampled and that are never trained."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 _NO_TURNS = Missing("no row has turns", "record turns for every row: author, start and stop of each")
 
 
-@dataclass(frozen=True)
 class LostTurns(TableRule):
     """Turns that the policy sampled are masked in every row of their trajectory: they are never trained.
 

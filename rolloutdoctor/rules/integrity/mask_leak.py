@@ -1,7 +1,6 @@
 """RDI006: tokens that the model did not write are trained on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -70,7 +69,6 @@ SIGNS = {
 }
 
 
-@dataclass(frozen=True)
 class MaskLeak(TableRule):
     """Tokens of tools, templates or padding are in the loss.
 

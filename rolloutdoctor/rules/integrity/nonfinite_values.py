@@ -1,7 +1,6 @@
 """RDI001: NaN and infinity in the rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -32,7 +31,6 @@ TOKEN_COLUMNS = (
 LOSS_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 
-@dataclass(frozen=True)
 class NonfiniteValues(TableRule):
     """NaN or infinity in log-probs, advantages or rewards.
 

@@ -1,7 +1,7 @@
 """RDI014: the log refutes an option."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.schema import TRUNCATED
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class OptionsRefuted(CountingRule):
     """Logged values contradict an option that is recorded or given.
 

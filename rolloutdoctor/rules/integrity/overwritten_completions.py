@@ -1,7 +1,6 @@
 """RDI002: rollout files that were overwritten, mixed, duplicated or truncated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -16,7 +15,6 @@ COUNTS = ("lost_rows", "mixed_rows", "repeated_rows", "torn_lines")
 """Counts that an importer logs of each step."""
 
 
-@dataclass(frozen=True)
 class OverwrittenCompletions(TableRule):
     """The trainer's rollout files were overwritten, mixed with evaluation rows, duplicated or truncated.
 

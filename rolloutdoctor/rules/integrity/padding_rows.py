@@ -1,7 +1,7 @@
 """RDI015: rows that fill up a batch are trained and counted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -23,7 +23,6 @@ TELLING = frozenset({"response_ids", "rollout_log_probs", "old_log_probs", "poli
 FIX = "padding-rows:left-out"
 
 
-@dataclass(frozen=True)
 class PaddingRows(RowCountingRule):
     """Rows that a trainer adds to fill up a batch are trained and counted.
 

@@ -1,7 +1,6 @@
 """RDI021: rows of a trajectory whose context does not begin with what was said before."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 TRAJECTORY = (*STEP_KEY, "trajectory_id")
 
 
-@dataclass(frozen=True)
 class PrefixBroken(TableRule):
     """Rows of a trajectory do not begin with the tokens of an earlier one: their context was rewritten.
 

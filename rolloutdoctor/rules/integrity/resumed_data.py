@@ -1,7 +1,6 @@
 """RDI013: the data start over where no epoch ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import polars as pl
 
@@ -16,7 +15,6 @@ EPOCHS = ("epoch", "training/epoch", "train/epoch")
 """Metrics under which trainers log how much of the data was consumed."""
 
 
-@dataclass(frozen=True)
 class ResumedData(TableRule):
     """The prompts of earlier steps recur in the same order: the data loader started over.
 

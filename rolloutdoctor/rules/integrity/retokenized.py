@@ -1,7 +1,6 @@
 """RDI010: turns that were tokenized again before training."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ _STRATA, _LOWEST = 5, 4 * (127 - 20)
 """As `evaluation.turn_starts` has them."""
 
 
-@dataclass(frozen=True)
 class Retokenized(TableRule):
     """Turns were tokenized again: their first tokens are not those that were sampled.
 

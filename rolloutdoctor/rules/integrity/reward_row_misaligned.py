@@ -1,7 +1,6 @@
 """RDI004: rewards belong to other rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,6 @@ reward, the sum of their rewards' squared distances from the first one's and tha
 the other rewards of their group, of the squared differences of the two, and of the squares of the second."""
 
 
-@dataclass(frozen=True)
 class RewardRowMisaligned(DirectRule):
     """The rewards that made the advantages are those of other rows.
 

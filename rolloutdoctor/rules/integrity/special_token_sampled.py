@@ -1,7 +1,6 @@
 """RDI018: placeholders of images that the policy sampled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
-@dataclass(frozen=True)
 class SpecialTokenSampled(TableRule):
     """The policy sampled a token that stands for an image or a video.
 

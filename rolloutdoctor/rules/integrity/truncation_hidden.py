@@ -1,7 +1,6 @@
 """RDI011: responses that were cut off and do not count as such."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import exp, lgamma, nan
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class TruncationHidden(TableRule):
     """Responses that were cut off at the length limit count as finished.
 

@@ -1,7 +1,6 @@
 """RDI016: turns that end without the token that the chat template puts after them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class TurnBoundary(TableRule):
     """The token between two turns of a conversation is missing where the model's turn ends.
 

@@ -1,7 +1,6 @@
 """RDI017: policy version stamps that cannot be right."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
-@dataclass(frozen=True)
 class VersionStamps(TableRule):
     """The stamps that say which policy version sampled a row cannot be right.
 

@@ -1,7 +1,6 @@
 """RDM002: evaluation rows that are alone in their group."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -23,7 +22,6 @@ _PROPOSED = "zero-std:pr5640"
 """The fix that masks the completions of flagged rows."""
 
 
-@dataclass(frozen=True)
 class EvalGroupOfOne(TableRule):
     """Evaluation rows in groups of one: a mask or metric based on zero reward std applies to every one of them.
 

@@ -1,7 +1,6 @@
 """RDM001: the logged KL is not the KL."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,6 @@ def _is_explained(context: Context) -> bool:
 _CHECK = "check that the file holds all rows of the step, and that the KL options are the run's"
 
 
-@dataclass(frozen=True)
 class KlMetricCorrupted(TableRule):
     """The logged KL does not match the log-probs, for example because the reward overwrote it.
 

@@ -1,7 +1,6 @@
 """RDM008: metrics of one logged line that cannot all be what the trainer's code makes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -14,7 +13,6 @@ from rolloutdoctor.rules.identity_sides import related_metrics, relation_lines
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
 class LogContradictsItself(TableRule):
     """The trainer's own metrics contradict each other.
 

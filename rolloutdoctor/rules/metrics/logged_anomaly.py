@@ -1,7 +1,6 @@
 """RDM003: logged numbers that cannot be, or that stand out, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -20,7 +19,6 @@ from rolloutdoctor.rules.loss_oddities import STOPPED, zero_losses
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
 class LoggedAnomaly(TableRule):
     """A logged number is NaN or infinite, impossible (a negative entropy), or out of all proportion.
 

@@ -1,11 +1,8 @@
 """RDM004: a logged metric that nothing explains."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.rules.audited import DiffersRule
 
 
-@dataclass(frozen=True)
 class MetricDiffers(DiffersRule):
     """A logged metric is not reproduced by the rows and the trainer's own definition of it.
 

@@ -1,11 +1,8 @@
 """RDM005: a metric is a mean of means."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.rules.audited import CauseRule
 
 
-@dataclass(frozen=True)
 class MetricMeanOfMeans(CauseRule):
     """A logged metric is the mean of the means of parts, and not the mean over tokens that it is defined as.
 

@@ -1,7 +1,6 @@
 """RDM007: a metric is off by a constant factor."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class MetricScaleFactor(DirectRule):
     """A logged metric is a constant factor times what the rows give.
 

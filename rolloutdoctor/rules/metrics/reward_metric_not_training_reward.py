@@ -1,11 +1,8 @@
 """RDM006: the reward metric shows another reward."""
 
-from dataclasses import dataclass
-
 from rolloutdoctor.rules.audited import CauseRule
 
 
-@dataclass(frozen=True)
 class RewardMetricNotTrainingReward(CauseRule):
     """The logged reward is not the reward that the advantages are made of.
 

@@ -1,7 +1,6 @@
 """RDO010: an inference engine whose weights do not change."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -23,7 +22,6 @@ VERSIONS = 32
 """Versions of one context that are paired: the first of them."""
 
 
-@dataclass(frozen=True)
 class EngineFrozen(TableRule):
     """The inference engine keeps its weights while the trainer's move.
 

@@ -1,7 +1,6 @@
 """RDO008: a difference of sampler and trainer that looks like other experts of a mixture."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Severity
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
 class MoeRouting(SampledTokens):
     """A hint that sampler and trainer route tokens to different experts.
 

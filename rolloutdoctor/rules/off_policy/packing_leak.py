@@ -1,7 +1,6 @@
 """RDO013: rows of a pack that see the rows before them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _RATIO = pl.col("behind") / pl.col("first").clip(lower_bound=1e-6)
 
 
-@dataclass(frozen=True)
 class PackingLeak(TableRule):
     """Rows that are not the first of their pack have another gap to the sampler than the first.
 

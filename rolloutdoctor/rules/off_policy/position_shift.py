@@ -1,7 +1,6 @@
 """RDO011: positions that count the padding of a micro-batch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import comb, inf, log2, sqrt
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 ADVICE = "pass position ids and an attention mask that exclude the left padding, or pack sequences without padding"
 
 
-@dataclass(frozen=True)
 class PositionShift(TableRule):
     """The gap of sampler and trainer grows with a row's left padding in its micro-batch.
 

@@ -1,7 +1,6 @@
 """RDO005: log-probs that were rounded to few digits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -34,7 +33,6 @@ LARGE = 0.1
 """Log-softmax of float32 logits near 20 is a multiple of 2^-19: values closer to 0 have few digits anyway."""
 
 
-@dataclass(frozen=True)
 class QuantizedLogProbs(TableRule):
     """Log-probs of the sampler or the trainer were rounded to few digits.
 

@@ -1,7 +1,5 @@
 """RDO015: the importance ratio of a batch's only update is not 1, from the trainer's log alone."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from rolloutdoctor.metric_names.table import DIALECTS, whose
@@ -19,7 +17,6 @@ _ADVICE = (
 )
 
 
-@dataclass(frozen=True)
 class RatioNoise(NumbersRule):
     """Tokens are clipped, or the policy moves, in the only update of a batch.
 

@@ -1,7 +1,6 @@
 """RDO006: the importance ratio compares other log-probs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import log
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ OF_PASSES = ("trained", "apart", "drift", "beyond")
 """Trained tokens of rows that two passes scored before the first update, and what was measured of them."""
 
 
-@dataclass(frozen=True)
 class RatioNotOne(RowCountingRule):
     """The importance ratio in the loss is not that of the policy and the old log-probs.
 

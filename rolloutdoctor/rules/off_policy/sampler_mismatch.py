@@ -1,7 +1,6 @@
 """RDO001: how far the sampler's log-probs are from the trainer's, and what importance weights make of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +24,6 @@ MOST_FAR = 0.02
 """Share of such tokens in the other rows above which all rows are off, and none of them is apart."""
 
 
-@dataclass(frozen=True)
 class SamplerMismatch(TableRule):
     """The sampler's log-probs differ from the trainer's.
 

@@ -1,7 +1,7 @@
 """RDO012: sampler and trainer disagree, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -24,7 +24,6 @@ _LEVELS: Mapping[str, tuple[tuple[float, float, float], str]] = {
 _GAPS = tuple(_LEVELS)
 
 
-@dataclass(frozen=True)
 class SamplerMismatchLogged(NumbersRule):
     """The logged comparison of sampler and trainer says that they are not the same policy.
 

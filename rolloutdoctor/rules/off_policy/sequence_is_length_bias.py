@@ -1,7 +1,6 @@
 """RDO007: importance weights of sequences that depend on length."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,6 @@ TERMS = ("length", "size", "weight")
 THIRDS = ("shortest", "middle", "longest")
 
 
-@dataclass(frozen=True)
 class SequenceIsLengthBias(TableRule):
     """Importance weights of whole sequences grow with length even where sampler and trainer agree on every token.
 

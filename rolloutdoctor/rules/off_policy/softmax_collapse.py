@@ -1,7 +1,6 @@
 """RDO017: log-probs of the trainer that are exactly 0, where the sampler's are not."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
-@dataclass(frozen=True)
 class SoftmaxCollapse(TableRule):
     """The trainer's log-prob of tokens is exactly 0, although the sampler was not certain of them.
 

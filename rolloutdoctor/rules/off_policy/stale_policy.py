@@ -1,7 +1,6 @@
 """RDO002: rows that older weights sampled than the trainer believes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 STAMPS = frozenset({"policy_version_min", "policy_version_max"})
 
 
-@dataclass(frozen=True)
 class StalePolicy(TableRule):
     """Rows were sampled by older weights than the trainer believes.
 

@@ -1,7 +1,6 @@
 """RDO009: prompts whose cached keys and values are from older weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -25,7 +24,6 @@ LEAST_TOKENS = 32
 """Unsure tokens of a prompt at one version, at least."""
 
 
-@dataclass(frozen=True)
 class StalePrefixCache(TableRule):
     """The engine serves recurring prompts from keys and values of older weights.
 

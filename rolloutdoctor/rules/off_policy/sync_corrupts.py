@@ -1,7 +1,6 @@
 """RDO014: weight syncs that leave the sampler with weights that the trainer never had."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 STAMPS = ("policy_version_min", "policy_version_max")
 
 
-@dataclass(frozen=True)
 class SyncCorrupts(TableRule):
     """A weight sync gives the sampler weights that the trainer never had.
 

@@ -1,7 +1,6 @@
 """RDO003: log-probs of sampler and trainer at different temperatures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ MOVED = 0.02
 """Share of the entropy by which the policy of an update may differ from the one that was sampled from."""
 
 
-@dataclass(frozen=True)
 class TemperatureMismatch(TableRule):
     """Sampler and trainer score at different temperatures, or tokens were drawn at another one.
 

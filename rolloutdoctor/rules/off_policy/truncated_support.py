@@ -1,7 +1,6 @@
 """RDO004: the sampler's log-probs are those of a cut support."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import copysign, exp, inf, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True)
 class TruncatedSupport(SampledTokens):
     """The sampler's log-probs are renormalised over top-p, top-k or min-p, the trainer's over all tokens; or back.
 

@@ -1,7 +1,6 @@
 """RDO016: tokens of a negative advantage whose ratio nothing bounds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -22,7 +21,6 @@ FAR = 3.0
 """verl's default cap of negative advantages (``clip_ratio_c``)."""
 
 
-@dataclass(frozen=True)
 class UnboundedRatio(TableRule):
     """Responses with a negative advantage have tokens of a large ratio, and nothing bounds it.
 

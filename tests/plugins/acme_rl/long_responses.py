@@ -1,7 +1,5 @@
 """ACME01: responses that are longer than Acme's budget."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from rolloutdoctor.results.findings import Severity
@@ -9,7 +7,6 @@ from rolloutdoctor.rules.base import Judgement, counted
 from rolloutdoctor.rules.table_rule import TableRule
 
 
-@dataclass(frozen=True)
 class LongResponses(TableRule):
     """Some responses are longer than Acme's budget of 3 tokens.
 
