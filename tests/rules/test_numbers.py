@@ -321,6 +321,35 @@ def test_a_fall_in_much_noise_begins_where_it_does(seed):
     assert abs(found.measures["onset"].value - 201) <= 10
 
 
+SUDDEN = np.r_[np.full(200, 0.75), np.full(200, 0.3)]
+SLOW = np.r_[np.full(50, 0.75), np.linspace(0.75, 0.25, 300), np.full(50, 0.25)]
+FALLEN = {
+    "four answers": lambda draw, level: draw.binomial(4, level) / 4,
+    "eight answers": lambda draw, level: draw.binomial(8, level) / 8,
+    "heavy tails": lambda draw, level: level + 0.1 * draw.standard_t(3, len(level)),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("noise", FALLEN)
+@pytest.mark.parametrize(
+    ("code", "quantity", "of"),
+    [
+        ("RDT005", "reward", lambda draw, level, noise: FALLEN[noise](draw, level)),
+        # It rises as much as the other falls, by factors that are far apart.
+        ("RDT004", "kl", lambda draw, level, noise: (2.3 - 3 * level) * np.exp(draw.normal(0, 0.5, len(level)))),
+    ],
+)
+def test_a_change_is_steady_only_where_a_slow_one_fits_better(code, quantity, of, noise, seed):
+    said = {}
+    for name, level in (("sudden", SUDDEN), ("slow", SLOW)):
+        values = np.maximum(of(np.random.default_rng(seed), level, noise), 0)
+        (found,) = check_log(code, **{quantity: list(values)}).findings
+        said[name] = found.headline
+    assert "steadily" not in said["sudden"]
+    assert " steadily from step " in said["slow"]
+
+
 def steps_of_one(*places, of):
     """Rewards of 1 in a few steps, and 0 in the others."""
     return [float(step in places) for step in range(of)]

@@ -148,7 +148,7 @@ class RewardCollapse(NumbersRule):
             return None
         best, last = slow or (best, level.last)
         # Of noisy values single ones cross the middle long after the fall.
-        drop = shift(medians[top:], best, last, (best + last) / 2, level.noise)
+        drop = shift(medians[top:], best, last, (best + last) / 2, level.noise, values[top:])
         drop = drop if drop.is_steady else replace(drop, at=leaves(values[top:], best, last))
         onset = step_at(run, top + drop.at)
         what = drop.words("collapsed", "fell", onset)
