@@ -31,6 +31,21 @@ def test_a_picture_of_states_is_that_of_the_run(rolloutdoctor, saved, tmp_path, 
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("diff", "--fix", "zero-std", "--fix", "rejected-rows", "--top", "4"),
+        ("diff", "--all-fixes", "--format", "json"),
+        ("diff", "--against", "beta=0.1", "--by", "reward", "--format", "markdown"),
+    ],
+)
+def test_what_is_printed_of_states_is_that_of_the_run(rolloutdoctor, saved, words):
+    one, other = (rolloutdoctor(*words, *paths) for paths in (saved(*words), [RUN]))
+    assert (one.stdout, one.stderr, one.returncode) == (other.stdout, other.stderr, 0)
+    assert one.stdout
+
+
 @pytest.fixture
 def state(rolloutdoctor, tmp_path):
     """Return the state of a part, saved with a fix."""

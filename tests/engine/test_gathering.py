@@ -142,6 +142,17 @@ def test_a_diff(path, sides):
     assert whole(diff(open_run([path]), options, executor=Parts(3, backwards=True))) == one
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sides", SIDES)
+def test_a_diff_of_states(path, tmp_path, sides):
+    options = DiffOptions(**{"device": "cpu", "top": 3, "text": True, "distribution": True} | SIDES[sides])
+
+    def command(run, executor, steps):
+        return whole(diff(run, replace(options, steps=steps), executor=executor))
+
+    assert from_states(path, tmp_path, command) == whole(diff(open_run([path]), options))
+
+
 def test_what_a_diff_keeps_of_a_run_does_not_grow_with_its_rows(path):
     """One line a step and side, and eight rows of each of the groups that moved most."""
     options = DiffOptions(device="cpu", top=2, fixes=FIXES, split="train")

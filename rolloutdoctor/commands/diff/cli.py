@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, groups, verdict
+from rolloutdoctor.cli import groups, states, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target
@@ -93,6 +93,7 @@ class Places:
 @guarded
 @groups.grouped
 def diff(
+    context: typer.Context,
     *,
     paths: opt.Paths,
     versus: Versus,
@@ -103,20 +104,19 @@ def diff(
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,
     output_file: opt.OutputOption = None,
-    scale: verdict.Scale,
+    scale: verdict.Saved,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Compare a run with and without fixes, rows or tokens, or under other trainer options."""
-    executor = scale.executor()
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.diff.formats import RENDERERS
     from rolloutdoctor.commands.diff.query import diff as run_diff
 
     options = _options(versus, places, source, part, full=format_ is opt.DiffFormat.full)
-    run = dumps.opened(paths, source, quiet=quiet, text=options.top > 0 and options.text)
+    run, executor = states.opened(context, paths, source, scale, quiet=quiet, text=options.top > 0 and options.text)
     check_target(output_file, "--output-file")
     with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(scale.engine, scale.workers)) as progress:
         result = run_diff(run, options, progress, executor)

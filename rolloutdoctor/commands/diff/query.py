@@ -105,7 +105,7 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
         remarks = *_carried(effects[0], left, options.without), *effects[0].remarks
         effects[0] = replace(effects[0], remarks=remarks)
     if options.top:
-        effects[0] = replace(effects[0], groups=moved_groups(run, seen.table("moved"), text=options.text))
+        effects[0] = replace(effects[0], groups=moved_groups(seen.table("moved")))
     return Comparison(
         version=__version__,
         device=find_device(options.device).type,

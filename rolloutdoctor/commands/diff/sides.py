@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.commands.diff.measures import no_totals, step_totals
 from rolloutdoctor.commands.diff.rows import EMPTY, side_rows, with_changes
-from rolloutdoctor.commands.diff.top_groups import most_moved, no_groups
+from rolloutdoctor.commands.diff.top_groups import most_moved, no_groups, with_texts
 from rolloutdoctor.commands.diff.without import LeftOut, rows_without
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.breakdown import PARTS
@@ -60,7 +60,7 @@ class DiffOptions(ReadOptions):
     without: LeftOut = LeftOut()  # noqa: RUF009  # it is frozen
 
 
-_ASKED = ("all_fixes", "against", "by", "top", "distribution", "without")
+_ASKED = ("all_fixes", "against", "by", "top", "text", "distribution", "without")
 """Options that say what is compared, beside the fixes, as plain values."""
 
 
@@ -76,7 +76,7 @@ def sides_in(ready: PreparedRun, fixes: Sequence[str], *asked: object) -> "tuple
     configured = need_trainer(ready.configured, ready.run)
     sides = sides_of(ready.run, configured, options)
     columns, _ = columns_of(ready.run, ready.metrics, configured, sides, options.fixes)
-    return (Sides(configured, options, sides, columns),)
+    return (Sides(ready.run, configured, options, sides, columns),)
 
 
 def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str, Objective]:
@@ -177,6 +177,7 @@ class Sides(Gatherer):
 
     def __init__(
         self,
+        run: Run,
         configured: Configured,
         options: DiffOptions,
         sides: Mapping[str, Objective],
@@ -187,7 +188,7 @@ class Sides(Gatherer):
         self._sides = [label for label in sides if label != AS_CONFIGURED]
         self._apart = apart_of(configured, options)
         self._figure = AdvantagesFigure(self._sides[0]) if options.distribution else None
-        self._configured, self._options = configured, options
+        self._configured, self._options, self._run = configured, options, run if options.top and options.text else None
         self._by = PARTS.get(options.by or "step", ())
         # Of what a row is a part, where that is a number; and whether names are asked for.
         self._part = options.by if self._by == ("part",) else None
@@ -308,9 +309,10 @@ class Sides(Gatherer):
         return most_moved(rows, self._options.top).select(no_groups().columns)
 
     def table(self, name: str) -> pl.DataFrame:
-        """See `Gatherer`."""
+        """See `Gatherer`; the rows of the groups that moved have their texts where these are asked for."""
         self._add_up()
-        return super().table(name)
+        lines = super().table(name)
+        return with_texts(self._run, lines) if name == "moved" and self._run is not None else lines
 
     def gathered(self) -> Gathered:
         """See `Gatherer`."""
@@ -321,6 +323,7 @@ class Sides(Gatherer):
     def take(self, gathered: Gathered) -> None:
         """See `Gatherer`."""
         super().take(gathered)
+        self._run = None  # Each part has read its own texts.
         self._tables["moved"] = [self._most_moved(self.table("moved"))]
         if self._figure is not None:
             self._figure.take(gathered)

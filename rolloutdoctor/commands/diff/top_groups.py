@@ -35,25 +35,28 @@ def most_moved(rows: pl.DataFrame, keep: int) -> pl.DataFrame:
 
 def no_groups() -> pl.DataFrame:
     """Return the rows of no groups."""
-    return most_moved(EMPTY, 0)
+    return most_moved(EMPTY, 0).with_columns(prompt=pl.lit(None, pl.String), response=pl.lit(None, pl.String))
 
 
-def moved_groups(run: Run, rows: pl.DataFrame, *, text: bool) -> tuple[MovedGroup, ...]:
-    """Return the groups of `most_moved`, with the texts of their rows where these are asked for and there."""
-    wanted: dict[StepKey, set[int]] = {}
-    for step, split, row in rows.select("step", "split", "row").iter_rows():
-        wanted.setdefault(StepKey(step, split), set()).add(row)
-    texts = run.texts(wanted) if text else {}
+def with_texts(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of `most_moved` with their prompts and responses, where the run has them."""
+    places = [(StepKey(step, split), row) for step, split, row in rows.select("step", "split", "row").iter_rows()]
+    texts = run.texts({key: {row for other, row in places if other == key} for key, _ in places})
+    cells = {name: [_words(texts.get(place, {}).get(name)) for place in places] for name in ("prompt", "response")}
+    return rows.with_columns(pl.Series(name, words, pl.String) for name, words in cells.items())
+
+
+def moved_groups(rows: pl.DataFrame) -> tuple[MovedGroup, ...]:
+    """Return the groups of `most_moved`, with what texts their rows have."""
     found = []
     for (step, split, name), own in rows.group_by(_GROUP, maintain_order=True):
-        key = StepKey(step, split)
         moved_rows = [
             MovedRow(
                 sample_id=line["sample_id"],
                 reward=line["reward"],
                 advantage=Pair(line["advantage"], line["advantage_after"]),
-                prompt=_words(texts.get((key, line["row"]), {}).get("prompt")),
-                response=_words(texts.get((key, line["row"]), {}).get("response")),
+                prompt=line["prompt"],
+                response=line["response"],
                 gradient=Pair(line["grad_l1"], line["grad_l1_after"]),
             )
             for line in own.iter_rows(named=True)
