@@ -140,6 +140,21 @@ except SystemExit as end:
     assert loaded_after(code) == (["polars"] if arguments in (["explain"], ["explain", "RDG001"]) else [])
 
 
+def test_a_command_is_imported_without_the_others():
+    code = """
+sys.argv = ["rolloutdoctor", "check", "--help"]
+from rolloutdoctor.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+assert "rolloutdoctor.commands.check.cli" in sys.modules
+assert not {f"rolloutdoctor.commands.{name}.cli" for name in ("view", "diff", "plot")} & {*sys.modules}
+assert "http.server" not in sys.modules
+"""
+    assert loaded_after(code) == []
+
+
 @pytest.mark.slow
 def test_no_query_runs_while_modules_are_imported():
     """A query starts polars' threads, and a process that is forked after that waits for them for ever."""

@@ -4,14 +4,11 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
-from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from rolloutdoctor import packs
 from rolloutdoctor.cli.error_handling import fail, guarded
-from rolloutdoctor.cli.help import GroupedCommand
 from rolloutdoctor.cli.parsing import Commands
 from rolloutdoctor.cli.settings import find_settings
 from rolloutdoctor.cli.shortcuts import version as name_and_version
@@ -32,14 +29,6 @@ SENTENCE = (
     "recorded rollouts), and it says what is wrong, from which step on, by how much, and what to change."
 )
 """What the program does, as the README begins."""
-
-_SHOWN = {name for names in packs.COMMAND_GROUPS.values() for name in names}
-for _name, _place in packs.COMMANDS.items():
-    _module = import_module(f"rolloutdoctor.{_place}")
-    _said = getattr(_module, "EPILOG", None)
-    app.command(_name, cls=GroupedCommand, epilog=_said, hidden=_name not in _SHOWN)(
-        getattr(_module, _name.replace("-", "_"))
-    )
 
 
 def _version(wanted: bool) -> None:
