@@ -1,7 +1,7 @@
 """What came of a run of which nothing is known to be wrong, from its log alone.
 
 What holds of half of the responses or more is said first, then a gain; whatever may be why a reward does not rise is
-said before that it does not.
+said before that it does not. Of these what is measured comes before what is inferred, and then what holds of more.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ LIKELY_RANK = 2.2
 STANDSTILL = "RDT016"
 """Code of the rule that says that a reward has not moved."""
 
-_SHARES = ("truncated_share", "counted_share", "long_share")
+_SHARES = ("truncated_share", "counted_share", "long_share", "zero_variance_share")
 """Measures that are shares of the responses of a run."""
 
 _FAR = {"kl": (0.1, "a token"), "response_kl": (10.0, "a response")}
@@ -52,14 +52,17 @@ _BESIDE = frozenset({"learning_rate", "step_time"})
 
 
 def reasons(report: Report) -> list[Finding]:
-    """Return the findings that may be why the reward does not rise, or that it rises in vain: those of much first."""
-    return sorted((one for one in report.findings if one.hinders), key=lambda one: not _is_of_much(one))
+    """Return the findings that may be why the reward does not rise, or that it rises in vain: shares first."""
+    return sorted(
+        (one for one in report.findings if one.hinders),
+        key=lambda one: (not _share(one), one.verdict != "confirmed", -_share(one)),
+    )
 
 
 def before_the_rules(report: Report) -> Iterator[str]:
     """Yield the sentences that come before how many rules were tested."""
     may_be_why = reasons(report)
-    most = sum(map(_is_of_much, may_be_why))
+    most = max((place for place, one in enumerate(may_be_why, 1) if _share(one) >= MUCH), default=0)
     words = [f"{as_sentence(one.remark)}." for one in may_be_why]
     gain, fall = _apart(report, *_way(report))
     still = [f"{as_sentence(one.headline)}." for one in report.causes if one.code == STANDSTILL]
@@ -126,12 +129,11 @@ def _meanwhile(report: Report) -> str:
     return f"; {' and '.join(changes)}" if changes else ""
 
 
-def _is_of_much(one: Finding) -> bool:
-    """Tell whether a finding is of half of the responses, or of an accuracy that is lost."""
-    return (
-        "accuracy_last" in one.measures
-        or max((one.measures[name].value or 0.0 for name in _SHARES if name in one.measures), default=0.0) >= MUCH
-    )
+def _share(one: Finding) -> float:
+    """Return of which share of the responses a finding is: of all where an accuracy is lost, 0 where nothing says it."""
+    if "accuracy_last" in one.measures:
+        return 1.0
+    return max((one.measures[name].value or 0.0 for name in _SHARES if name in one.measures), default=0.0)
 
 
 def _learned(report: Report) -> Vital | None:

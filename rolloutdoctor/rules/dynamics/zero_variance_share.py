@@ -142,7 +142,7 @@ class ZeroVarianceShare(NumbersRule):
                 advice = _advice(value, onset, before, float(after[0]))
         else:
             words = untrained_share(run, values, has_grown=has_grown)
-            headline, message, remark = words.headline, words.message, words.remark
+            headline, message, remark = words.headline, words.message, words.headline
         return Judgement(
             severity=Severity.WARNING
             if is_solved or (onset is None and late > self.most)

@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UntrainedShare:
-    """The words of a finding; the remark is empty where the share is not of the end alone."""
+    """The words of a finding."""
 
     headline: str
     message: str
-    remark: str = ""
 
 
 def grew(values: "Values", late: float, errors: float) -> bool:
@@ -45,7 +44,7 @@ def untrained_share(run: Measured, values: "Values", *, has_grown: bool) -> Untr
         what = f"at least {percent(last)} of" if is_least else f"{percent(last)} of the responses in"
         why = "train nothing: the reward std is 0" if is_least else "are in zero-variance groups and train nothing"
         words = f"{what} the last third of {of} {why}; it was {percent(first)} in the first"
-        return UntrainedShare(words, message, words)
+        return UntrainedShare(words, message)
     if is_least:
         return UntrainedShare(f"at least {mean} of {of} train nothing: the reward std is 0", message)
     return UntrainedShare(f"{mean} of the responses are in zero-variance groups and train nothing", message)
