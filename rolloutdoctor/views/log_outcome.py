@@ -130,7 +130,7 @@ def _meanwhile(report: Report) -> str:
 
 
 def _share(one: Finding) -> float:
-    """Return of which share of the responses a finding is: of all where an accuracy is lost, 0 where nothing says it."""
+    """Return the share of the responses that a finding is of: 1 where an accuracy is lost, 0 where nothing says it."""
     if "accuracy_last" in one.measures:
         return 1.0
     return max((one.measures[name].value or 0.0 for name in _SHARES if name in one.measures), default=0.0)

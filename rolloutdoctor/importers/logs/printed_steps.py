@@ -58,7 +58,8 @@ def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing
         notes.planned(totals.pop() if len(totals) == 1 else None)
     # A line with other steps around it was cut before its own.
     is_undecided = growing and bool(bars.drawn)
-    if every is None and steps is None and not is_undecided and all(record.step is None for record in records):
+    is_unnumbered = every is None and steps is None and all(record.step is None for record in records)
+    if is_unnumbered and not is_undecided and not _counts_from_start([records[place] for place in training]):
         notes.counted_steps = True
         notes.say("the lines have no step, and no progress bar gives it: they are numbered from 1")
     step, rows = before, list[Row]()
@@ -68,6 +69,12 @@ def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing
         split = {} if record.split == TRAIN else {"split": record.split}
         rows.append(({**record.values, **record.texts, **split, "step": step}, f"step {step}"))
     return rows
+
+
+def _counts_from_start(records: Sequence[Printed]) -> bool:
+    """Tell lines whose episodes, as TRL's PPO counts them, say that they are of one update each, from the first on."""
+    episodes = [record.values.get("episode") or 0.0 for record in records]
+    return len(episodes) > 1 and all(each == place * episodes[0] > 0 for place, each in enumerate(episodes, 1))
 
 
 def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None, int]:

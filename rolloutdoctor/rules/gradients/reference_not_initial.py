@@ -1,10 +1,14 @@
 """RDG012: the KL is not 0 before the first update: the reference is another model, from the log alone."""
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.training_kind import DISTILLATION
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.logged_quantities import not_logged
+from rolloutdoctor.rules.logged_quantities import by_step, not_logged
 from rolloutdoctor.rules.measures.later_stage import is_later_stage
+from rolloutdoctor.rules.measures.length_limit import stated_limit
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, step_at
 from rolloutdoctor.rules.series import ends
 from rolloutdoctor.rules.table_rule import Measured
@@ -31,8 +35,10 @@ class ReferenceNotInitial(NumbersRule):
     line is below 1e-6. It is information, too, if the name of the file or of its folder says that the run is a later
     stage or was resumed: the policy was trained before. The rule reads a log without rollouts, and is skipped if the
     log starts later, as that of a resumed run does, if another run came before in the same log, and for distillation,
-    whose reference is the teacher. Where nothing names that, a KL that ends below half of its start, in ten lines or
-    more, is as one to a teacher, and the rule is skipped, too. Exposed: a reference may differ on purpose.
+    whose reference is the teacher. A KL that is summed over a response (TRL's PPO, ``objective/kl``) is divided by the
+    tokens of a response that are logged, else by the length limit that is stated, else by 500. Where nothing names
+    that, a KL that ends below half of its start, in ten lines or more, is as one to a teacher, and the rule is skipped,
+    too. Exposed: a reference may differ on purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first. A second
@@ -48,7 +54,7 @@ class ReferenceNotInitial(NumbersRule):
     name = "reference-not-initial"
     references = ("https://github.com/unslothai/unsloth/issues/4934",)
     about = ("kl",)
-    beside = ("ppo_kl", "learning_rate")
+    beside = ("ppo_kl", "learning_rate", "response_kl", "response_length")
 
     fewest: int = 1
     few: int = 5
@@ -58,6 +64,8 @@ class ReferenceNotInitial(NumbersRule):
     falls: float = 0.5
     long: int = 10
     drift: float = 0.05
+    tokens: float = 500.0
+    """Of a response where neither the log nor an option says how many: more than PPO's examples sample."""
 
     still: float = 1e-6
     """Learning rate below which a few steps move no policy by `far`: Adam moves a weight by the rate at most."""
@@ -73,7 +81,19 @@ class ReferenceNotInitial(NumbersRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without a KL."""
-        return None if "kl" in context.quantities else not_logged(context, "kl")
+        return None if context.quantities.keys() & {"kl", "response_kl"} else not_logged(context, "kl")
+
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """The KL of a token, and that of a response where the log has no other."""
+        return self.about if "kl" in context.quantities else ("response_kl",)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """With the KL of a response over its tokens where the log has no other."""
+        wide = by_step(run, context, (*self.about, *self.beside))
+        if "kl" not in context.quantities:
+            tokens = pl.coalesce("response_length", pl.lit(stated_limit(context) or self.tokens))
+            wide = wide.with_columns(kl=pl.col("response_kl") / tokens)
+        return wide.filter(pl.col("kl").is_finite()).sort("step")
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that does not begin with the training, or may not."""
@@ -94,12 +114,15 @@ class ReferenceNotInitial(NumbersRule):
         import numpy as np
 
         values, drift = series(run, "kl"), series(run, "ppo_kl")
-        before = context.quantities["kl"][1].before_update and step_at(run, 0) <= 1
+        (quantity,) = self.watched(context)
+        before = context.quantities[quantity][1].before_update and step_at(run, 0) <= 1
         first, later = float(values[0]), float(np.median(values[1:6])) if len(values) > 1 else 0.0
         floor = self.far if not before else self.floor if len(values) > self.few else self.floor_of_few
         if first <= floor or (len(values) > self.few and first <= later / 2):
             return None
         moved, last = "", step_at(run, 0)
+        logged, of = series(run, quantity), "" if quantity == "kl" else " a response"
+        start = f"{number(float(logged[0]))} nats{of}"
         rate = float(series(run, "learning_rate")[0])
         at_rate = f", at a learning rate of {number(rate)}" if last >= 2 and 0 <= rate < self.still else ""
         is_far = last < 2 and first > self.far and not is_later_stage(context.files)
@@ -107,18 +130,18 @@ class ReferenceNotInitial(NumbersRule):
         if abs(drift[0]) > self.drift:
             moved = f", and the update moves the log-probs by {number(float(drift[0]))} nats"
         headline = (
-            f"the KL is {number(first)} nats before the first update: the reference is not the initial model"
+            f"the KL is {start} before the first update: the reference is not the initial model"
             if before
-            else f"the KL is {number(first)} nats in the first {window}{at_rate}{moved}: the reference"
+            else f"the KL is {start} in the first {window}{at_rate}{moved}: the reference"
             f"{', or the old log-probs, are' if moved else ' is'} of another model"
         )
         return Judgement(
             severity=Severity.WARNING if is_far else Severity.INFO,
             confirmed=False,
             headline=headline,
-            message=f"The KL from the reference is {number(first)} nats at step {last}, "
+            message=f"The KL from the reference is {start} at step {last}, "
             f"{'before any update' if before else 'more than so few updates do'}{moved}"
-            + (f", and {number(later)} in the next steps" if len(values) > 1 else "")
+            + (f", and {number(float(np.median(logged[1:6])))} in the next steps" if len(values) > 1 else "")
             + ": the reference is not the model that the training started from.",
             evidence="the logged KL of the first step",
             advice=(
@@ -126,7 +149,7 @@ class ReferenceNotInitial(NumbersRule):
                 "call of train()); if you train a new adapter on an old one, merge the old one first"
             ),
             remark=headline if at_rate or (last < 2 and not is_far) else "",
-            measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
+            measures={"kl_at_start": Measure(float(logged[0]), "nats"), "onset": Measure(step_at(run, 0), "step")},
         )
 
     def _starts(self, run: Measured) -> bool:
