@@ -1,6 +1,7 @@
 """``--save-state``, and states of parts of a run in the place of the run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,24 @@ def opened(
 
     if run.metrics_only:
         raise UsageError("--save-state: a log alone has no rows to measure; give the command the log itself")
+    refuse_beside("--at is asked of the states", {"it": context.params.get("at") is not None})
     check_target(scale.save_state)
-    return run, Saving(executor or Processes(1), _words(context), partial(save, path=scale.save_state))
+    path, taken = scale.save_state, until_the_end(_taken())
+
+    def take(saved: "SavedState") -> None:
+        save(saved, path)
+        taken.append(path)
+
+    return run, Saving(executor or Processes(1), _words(context), take)
+
+
+@contextmanager
+def _taken() -> Iterator[list[str]]:
+    """Yield a list of the states that are saved; raise an error at the end of a command that measured no row."""
+    taken: list[str] = []
+    yield taken
+    if not taken:
+        raise UsageError("--save-state: the command measured no row, so that there is no state to save; leave it out")
 
 
 def _of_states(context: typer.Context, paths: list[str]) -> "tuple[Run, Executor]":

@@ -54,6 +54,11 @@ class Gatherer(StepConsumer):
         self._tables[name] = [whole]
         return whole
 
+    def cut(self, first: int, last: int) -> None:
+        """Leave out the lines of other steps, of which saved states may hold more than was asked for."""
+        names, inside = (*self._tables, *self._lines), pl.col("step").is_between(first, last)
+        self._tables.update({name: [self.table(name).filter(inside)] for name in names})
+
     def gathered(self) -> Gathered:
         """Return what was gathered."""
         return Gathered(tables={name: self.table(name) for name in (*self._tables, *self._lines)}, counts=self.counts)

@@ -1,6 +1,6 @@
 """States of any command: a run is measured and its state saved; states of its parts take the place of the run."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -83,7 +83,7 @@ def _saved(work: Gathering, run: Run, steps: StepRange, split: str | None, comma
         work=work.identity(),
         whole=run_identity(run),
         ends=run.ends(),
-        rows=sum(keys.values()),
+        keys=tuple((*key, rows) for key, rows in sorted(keys.items())),
         unread=run.unread,
         log=log,
         gathered=replace(whole, rules=RunState(), tables=tables),
@@ -163,8 +163,9 @@ class SavedRun(Run):
         super().__init__((), first.metadata, _metrics(part), notes=notes)
         self.files = tuple(dict.fromkeys(file for _, saved in parts for file in saved.files))
         self.columns = first.columns
-        self.rows = sum(_part(*each).rows for each in parts)
-        self._keys = sorted(key for _, saved in parts for key in saved.state.seen)
+        keys = (key for each in parts for key in _part(*each).keys)
+        self._keys = {StepKey(step, split): rows for step, split, rows in keys}
+        self.rows = sum(self._keys.values())
         self._ends, self._unread = part.ends, part.unread
 
     @property
@@ -180,6 +181,10 @@ class SavedRun(Run):
     def ends(self) -> tuple[int, int] | None:
         """See `Run`."""
         return self._ends
+
+    def keys(self) -> Mapping[StepKey, int]:
+        """See `Run`."""
+        return self._keys
 
     def size(self, steps: StepRange | None = None, split: str | None = None) -> int:
         """See `Run`; nothing is left to be read."""

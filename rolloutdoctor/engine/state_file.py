@@ -87,7 +87,7 @@ class GatheredPart:
         work: all that the state depends on, but the part and the version.
         whole: digest of what every part knows of the whole run.
         ends: the first and the last step of the whole run.
-        rows: in the steps of the part, of both splits.
+        keys: step, split and number of rows of each step of the part, of both splits.
         unread: columns that mean nothing here.
         log: of the metrics of the whole run, whose values are the table `LOGGED`.
         gathered: all but what the rules measured.
@@ -97,7 +97,7 @@ class GatheredPart:
     work: str
     whole: str
     ends: tuple[int, int] | None
-    rows: int
+    keys: tuple[tuple[int, str, int], ...]
     unread: tuple[str, ...]
     log: LogFacts
     gathered: Gathered

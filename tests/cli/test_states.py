@@ -36,12 +36,14 @@ def test_a_picture_of_states_is_that_of_the_run(rolloutdoctor, saved, tmp_path, 
     "words",
     [
         ("diff", "--fix", "zero-std", "--fix", "rejected-rows", "--top", "4"),
+        ("why", "--metric", "response_length", "--format", "json"),
         ("diff", "--all-fixes", "--format", "json"),
         ("diff", "--against", "beta=0.1", "--by", "reward", "--format", "markdown"),
     ],
 )
 def test_what_is_printed_of_states_is_that_of_the_run(rolloutdoctor, saved, words):
-    one, other = (rolloutdoctor(*words, *paths) for paths in (saved(*words), [RUN]))
+    asked = ("--at", "24") if "why" in words else ()
+    one, other = (rolloutdoctor(*words, *paths, *asked) for paths in (saved(*words), [RUN]))
     assert (one.stdout, one.stderr, one.returncode) == (other.stdout, other.stderr, 0)
     assert one.stdout
 
@@ -81,6 +83,9 @@ def test_states_that_do_not_fit_are_refused_in_a_sentence(rolloutdoctor, state, 
     assert "--save-state: a log alone" in refusal(
         "plot", "overview", RUN.with_name("verifier_dies.log"), "--save-state", again
     )
+    assert "--at is asked of the states: leave it out" in refusal("why", RUN, "--at", "20", "--save-state", again)
+    log = rolloutdoctor("why", RUN, "--metric", "epoch", "--save-state", tmp_path / "c.state")
+    assert (log.returncode, "measured no row" in log.stderr) == (2, True)
     state.write_bytes(state.read_bytes()[:-100])
     assert "no state of a run" in refusal("plot", "gradient", state, *fix, *picture)
     assert not (tmp_path / "x.png").exists()

@@ -115,6 +115,16 @@ def test_why(path, metric):
     assert whole(found[0]) == whole(found[1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["reward", "grad_norm"])
+def test_why_of_states(path, tmp_path, metric):
+    def command(run, executor, steps):
+        at = 4 if steps is None else None
+        return whole(why(run, replace(OPTIONS, steps=steps), Question(metric, at, 2, 2), executor=executor))
+
+    assert from_states(path, tmp_path, command) == whole(why(open_run([path]), OPTIONS, Question(metric, 4, 2, 2)))
+
+
 @pytest.mark.slow(every=True)
 @pytest.mark.parametrize("by", ["reward", "status"])
 def test_a_comparison(path, by):

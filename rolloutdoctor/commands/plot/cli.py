@@ -71,8 +71,6 @@ def plot(
     known_kind(kind)
     if output is None and scale.save_state is None:
         raise UsageError("nothing to write: name the picture with --output, or a state with --save-state")
-    if kind in ASKED and scale.save_state is not None:
-        raise UsageError(f"plot {kind}: its state cannot be saved; leave --save-state out")
     fixes = tuple(choose(text) for text in fix or [])
     from rolloutdoctor.engine.options import CheckOptions
 

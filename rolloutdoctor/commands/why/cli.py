@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, groups, verdict
+from rolloutdoctor.cli import groups, states, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
@@ -32,6 +32,7 @@ AfterOption = Annotated[int, typer.Option("--after", metavar="N", min=1, help="S
 @guarded
 @groups.grouped
 def why(
+    context: typer.Context,
     *,
     paths: opt.Paths,
     metric: MetricOption = "reward",
@@ -47,7 +48,7 @@ def why(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Also draw it: PNG, SVG or PDF.")
     ] = None,
     output_file: opt.OutputOption = None,
-    scale: verdict.Scale,
+    scale: verdict.Saved,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show parts and rows of every line.")] = False,
@@ -61,10 +62,9 @@ def why(
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.views.why import RENDERERS
 
-    executor = scale.executor()
     question = Question(metric, at, before, after)
     options = groups.read_options(CheckOptions, source, groups.Computed(steps=steps, device=device, dtype=dtype))
-    run = dumps.opened(paths, source, quiet=quiet, logs_alone=True)
+    run, executor = states.opened(context, paths, source, scale, quiet=quiet, logs_alone=True)
     check_target(output_file, "--output-file")
     check_target(output)
     form = None

@@ -130,6 +130,8 @@ def _why(
         if metric in OF_ROWS or objective is not None:
             how = {"measured": False, "lenient": False}
             _, (tables,) = gather(ready, units_of, metric, progress=progress, executor=executor, **how)
+            if question.at is not None:
+                tables.cut(before[0], after[-1])
             seen, rows, turns = tables.input, tables.rows(), tables.turns()
             units = rows if rows.is_empty() else valued(metric, rows, tables.cells())
     series = log_series(ready, metric) if units.is_empty() else by_step(metric, units)

@@ -59,7 +59,7 @@ class UnitTables(Gatherer):
 
     split = TRAIN
     schemas: ClassVar[Schemas] = {
-        "input": dict.fromkeys(("rows", "steps", "groups", "tokens"), pl.Int64()),
+        "input": dict.fromkeys(("rows", "steps", "groups", "tokens", "step"), pl.Int64()),
         **dict.fromkeys(("rows", "cells", "turns"), dict.fromkeys(ROW, pl.Int64())),
     }
 
@@ -82,7 +82,7 @@ class UnitTables(Gatherer):
         """Measure one step; one that cannot be evaluated has no cells."""
         batch, found = step.batch, step.evaluations.get(AS_CONFIGURED)
         groups = 0 if batch.groups is None else len(batch.groups)
-        self.line("input", rows=len(batch), steps=1, groups=groups, tokens=batch.tokens)
+        self.line("input", step=batch.step, rows=len(batch), steps=1, groups=groups, tokens=batch.tokens)
         view = StepView(batch, step.logged, evaluations=step.evaluations)
         self.keep("rows", rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
         self.keep("turns", turn_counts(view))
@@ -116,7 +116,7 @@ class UnitTables(Gatherer):
     @property
     def input(self) -> InputSummary:
         """How much was read."""
-        return InputSummary(*self.table("input").select(pl.all().sum()).row(0))
+        return InputSummary(*self.table("input").select(pl.exclude("step").sum()).row(0))
 
     def rows(self) -> pl.DataFrame:
         """Return the rows, `described`."""
