@@ -160,7 +160,7 @@ def read_options(kind: "type[Options]", source: Source, part: Part, **more: Any)
     Raises:
         UsageError: if one of them cannot be read.
     """
-    from rolloutdoctor.engine.rows_on_disk import MemoryBound
+    from rolloutdoctor.engine.tables_on_disk import MemoryBound
     from rolloutdoctor.io.run import StepRange
 
     steps = None if part.steps is None else StepRange.parse(part.steps)

@@ -15,7 +15,7 @@ from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.parts import Executor, Part, Work, tree_sum
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
-from rolloutdoctor.evaluation.rows_table import RowsTable
+from rolloutdoctor.evaluation.steps_table import StepsTable
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.histograms import Histogram
@@ -71,7 +71,7 @@ class Gathered:
         )
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
+    def frames(self) -> Mapping[str, pl.DataFrame | StepsTable]:
         """All tables, those of the rules among them, by name."""
         return {**_prefixed(self.rules.frames, _RULES), **self.tables}
 

@@ -60,7 +60,7 @@ def judge(
     stages = audited_stages(plan.rules)
     audit = {name: tally for name, tally in state.audit.items() if tally.stage in stages}
     diagnosis = diagnosis or undiagnosed(audit)
-    gaps = gaps_of(state.tables.whole.metrics, plan.context.metrics)
+    gaps = gaps_of(state.tables.whole, plan.context.metrics)
     context = replace(diagnosed(plan, diagnosis, audit), gaps=gaps)
     notes = [*_notes(plan, state), *(question for rule in RULES for question in rule.questions(context))]
     doubts = find_doubts(context, diagnosis.fixes)
@@ -88,7 +88,7 @@ def judge(
         audit=_audit(audit, diagnosis, _not_compared(audit, state, context)) if stages else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
         excluded=tuple(one for _, one in outcomes if isinstance(one, Excluded)),
-        vitals=vitals_of(state.tables.whole.metrics, context, ordered),
+        vitals=vitals_of(state.tables.whole, context, ordered),
         likely_trainers=writers(context.metrics) if made_by[0] is None else (),
         release=None if configured is None else configured.release.state,
         unread_release=context.unread_release,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.engine.rows_on_disk import MemoryBound
+from rolloutdoctor.engine.tables_on_disk import MemoryBound
 from rolloutdoctor.io.run import StepRange
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.rules.table import RULES, AnyRule

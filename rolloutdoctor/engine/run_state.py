@@ -10,8 +10,8 @@ from rolloutdoctor.audit.tally import AuditTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join
 from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.tables import Tables
-from rolloutdoctor.evaluation.rows_table import RowsTable
 from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.steps_table import StepsTable
 from rolloutdoctor.results.findings import InputSummary
 
 KEEP_STEPS = 2048
@@ -79,11 +79,15 @@ class RunState:
     @cached_property
     def queried(self) -> Mapping[frozenset[str], RunTables]:
         """Return the tables that rules query, by the splits that they look at."""
-        whole = self.tables.whole.with_steps(self.seen)
-        return {frozenset(splits): whole.in_splits(splits) for splits in ((TRAIN,), (EVAL,), (TRAIN, EVAL))}
+        whole, found = self.tables.whole.with_steps(self.seen), {}
+        for splits in ((TRAIN,), (EVAL,), (TRAIN, EVAL)):
+            keys = [key for key in self.seen if key.split in splits]
+            every, shown = thinned(keys)
+            found[frozenset(splits)] = whole.in_splits(splits).with_steps(keys, shown if every > 1 else None)
+        return found
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
+    def frames(self) -> Mapping[str, pl.DataFrame | StepsTable]:
         """The tables, by name."""
         return self.tables.frames
 

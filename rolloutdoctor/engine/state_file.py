@@ -11,7 +11,7 @@ from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.engine.gathering import Gathered
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.stored import HEAD, state_of
-from rolloutdoctor.evaluation.rows_table import RowsTable
+from rolloutdoctor.evaluation.steps_table import StepsTable
 from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import shown
@@ -151,7 +151,7 @@ class SavedState:
     schema_version: int = STATE_SCHEMA
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
+    def frames(self) -> Mapping[str, pl.DataFrame | StepsTable]:
         """The tables, by name."""
         more = {} if self.part is None else self.part.gathered.tables
         return {**self.state.frames, **{_PART + name: frame for name, frame in more.items()}}

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.evaluation.rows_table import GROUP_ROWS, RowsTable
+from rolloutdoctor.evaluation.steps_table import GROUP_ROWS, StepsTable
 from rolloutdoctor.io.parquet.size_guard import LARGEST_FREE, LARGEST_RATIO
 from rolloutdoctor.results.errors import InputError
 
@@ -30,7 +30,7 @@ class Storable(Protocol):
     """A dataclass of plain values and of frames."""
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
+    def frames(self) -> Mapping[str, pl.DataFrame | StepsTable]:
         """The frames, by name."""
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> Self:
@@ -162,7 +162,7 @@ def check_columns(name: str, frame: pl.DataFrame, least: pl.Schema, types: Mappi
         raise ValueError(f"{name}: column {(absent or wrong)[0]} is {'missing' if absent else 'of another type'}")
 
 
-def write_parquet(frame: pl.DataFrame | RowsTable, stream: BinaryIO) -> None:
+def write_parquet(frame: pl.DataFrame | StepsTable, stream: BinaryIO) -> None:
     """Write a frame as a Parquet file; of rows that may be on disk, those of some steps at a time."""
     if isinstance(frame, pl.DataFrame):
         frame.write_parquet(stream, compression="zstd")

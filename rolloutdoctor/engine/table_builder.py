@@ -17,8 +17,8 @@ from rolloutdoctor.engine.measured_frames import (
     turns_of,
 )
 from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.rows_on_disk import MemoryBound, RowFrames
 from rolloutdoctor.engine.tables import Tables
+from rolloutdoctor.engine.tables_on_disk import MemoryBound, TableFrames
 from rolloutdoctor.engine.vitals import metrics_read
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.rules.audited import audited_stages
@@ -40,17 +40,14 @@ class TableBuilder:
 
         Args:
             plan: what is to be measured.
-            memory: beyond it, rows go to a file.
+            memory: beyond it, tables go to files.
         """
         self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
         self._names = metrics_read(self._rules, plan.context)
         self._windows, self._has_rows = plan.context.windows, plan.context.has_rows
         self._measured = Tables()
-        self._rows = RowFrames(memory or MemoryBound())
-        self._metrics: list[pl.DataFrame] = []
-        self._audit: list[pl.DataFrame] = []
-        self._turns: list[pl.DataFrame] = []
+        self._frames = TableFrames(memory or MemoryBound())
         self._read_turns = frozenset(rule.code for rule in self._rules if rule.reads_turns(plan.context))
         self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
 
@@ -81,14 +78,15 @@ class TableBuilder:
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
             if self._has_rows:
-                self._rows.add(rows_of(view, columns, measured))
+                self._frames.add("rows", rows_of(view, columns, measured))
             own = [rule for rule in rules if rule.name in measured]
-            self._metrics.append(metrics_of(view, self._names, own, self._windows))
+            self._frames.add("metrics", metrics_of(view, self._names, own, self._windows))
 
     def _add_audit(self, views: Sequence[StepView]) -> None:
         # Where no rule asks, nothing is compared.
-        if self._stages:
-            self._audit += [audit_of(view, self._stages) for view in views if view.audit]
+        for view in views:
+            if self._stages and view.audit:
+                self._frames.add("audit", audit_of(view, self._stages))
 
     def _add_turns(
         self, views: Sequence[StepView], rules: Sequence[AnyRule], able: Callable[[StepView], frozenset[str]]
@@ -97,16 +95,14 @@ class TableBuilder:
             here = able(view)
             measured = {rule.name: rule.measure_turns(view) for rule in rules if rule.adds_turns and rule.code in here}
             frame = turns_of(view, measured)
-            self._turns += [frame] if len(frame) else []
+            if len(frame):
+                self._frames.add("turns", frame)
 
     def tables(self) -> Tables:
         """Return what was measured so far."""
         unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
         # What was measured is in memory once: the tables put their parts together, and no others are kept.
-        turns = tuple(self._turns)
-        self._measured += Tables(self._rows.taken(), tuple(self._metrics), tuple(self._audit), unmeasured, turns)
-        for parts in (self._metrics, self._audit, self._turns):
-            parts.clear()
+        self._measured += Tables(**self._frames.taken(), unmeasured=unmeasured)
         for steps in self._unmeasured.values():
             steps.clear()
         return self._measured
@@ -144,8 +140,9 @@ class FullTableBuilder(TableBuilder):
                 self._unmeasured[rule.code] += [] if rule in own else [view.batch.key]
             rewards = [f"rewards/{name}" for name in view.batch.rewards]
             measured = {rule.name: _measured(rule, view) for rule in own}
-            self._rows.add(rows_of(view, [*ROW_COLUMNS, *rewards, *of_fixes], measured))
-            self._metrics += [compared_metrics(view), metrics_of(view, (), own)]
+            self._frames.add("rows", rows_of(view, [*ROW_COLUMNS, *rewards, *of_fixes], measured))
+            both = [compared_metrics(view), metrics_of(view, (), own)]
+            self._frames.add("metrics", pl.concat(both, how="diagonal_relaxed"))
             self._tokens.add(view.batch)
 
     def tokens(self) -> pl.DataFrame:

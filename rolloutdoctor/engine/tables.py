@@ -1,32 +1,19 @@
 """`Tables`: what was measured of some steps; tables of parts of a run are concatenated."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import polars as pl
 
 from rolloutdoctor.data.step_key import StepKey
-from rolloutdoctor.engine.rows_on_disk import DiskPart, MemoryBound
 from rolloutdoctor.engine.stored import check_columns
-from rolloutdoctor.evaluation.rows_table import FramePart, RowsTable
-from rolloutdoctor.evaluation.run_tables import (
-    EMPTY_AUDIT,
-    EMPTY_METRICS,
-    EMPTY_ROWS,
-    EMPTY_TURNS,
-    STEP_KEY,
-    RunTables,
-    concatenated,
-)
+from rolloutdoctor.engine.tables_on_disk import DiskPart, MemoryBound
+from rolloutdoctor.evaluation.run_tables import TABLES, RunTables, concatenated
+from rolloutdoctor.evaluation.steps_table import FramePart, StepsTable
 
-_FRAMES = {
-    "rows": (EMPTY_ROWS, "row"),
-    "metrics": (EMPTY_METRICS, "metric"),
-    "audit": (EMPTY_AUDIT, "quantity"),
-    "turns": (EMPTY_TURNS, "row"),
-}
-"""Table to an empty one, and the column by which the lines of a step are sorted."""
+Parts = tuple[pl.DataFrame | DiskPart, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,63 +28,68 @@ class Tables:
         turns: parts of the table `turns`.
     """
 
-    rows: tuple[pl.DataFrame | DiskPart, ...] = ()
-    metrics: tuple[pl.DataFrame, ...] = ()
-    audit: tuple[pl.DataFrame, ...] = ()
+    rows: Parts = ()
+    metrics: Parts = ()
+    audit: Parts = ()
     unmeasured: Mapping[str, tuple[StepKey, ...]] = field(default_factory=dict)
-    turns: tuple[pl.DataFrame, ...] = ()
+    turns: Parts = ()
 
     def __add__(self, other: "Tables") -> "Tables":
         mine, theirs = self.unmeasured, other.unmeasured
         return Tables(
-            **{name: (*getattr(self, name), *getattr(other, name)) for name in _FRAMES},
+            **{name: (*getattr(self, name), *getattr(other, name)) for name in TABLES},
             unmeasured={code: (*mine.get(code, ()), *theirs.get(code, ())) for code in {**mine, **theirs}},
         )
 
     @cached_property
     def whole(self) -> "RunTables":
-        """The tables in one piece each, sorted; of `rows`, what is in memory."""
-        stored = [part for part in self.rows if isinstance(part, DiskPart)]
-        schemas = [part.schema for part in self.rows]
-        names = ("metrics", "audit", "turns")
-        parts: dict[str, Iterator[pl.DataFrame]] = {name: iter(getattr(self, name)) for name in names}
-        parts["rows"] = (part for part in self.rows if isinstance(part, pl.DataFrame))
-        frames = {}
-        for name, each in parts.items():
-            empty, key = _FRAMES[name]
-            # One part from then on, and nobody else holds the parts: they are as large.
-            object.__setattr__(self, name, ())
-            frames[name] = concatenated(each, empty, by=[*STEP_KEY, key])
-            object.__setattr__(self, name, (frames[name],))
-        object.__setattr__(self, "rows", (*stored, frames["rows"]))
-        rows = RowsTable.of([*stored, FramePart(frames["rows"])], schemas)
-        return RunTables(rows, self.metrics[0], self.audit[0], turns=self.turns[0])
+        """The tables, what is in memory in one piece each, sorted."""
+        rows, metrics, audit, turns = map(self._whole, TABLES)
+        return RunTables(rows, metrics, audit, turns=turns)
+
+    def _whole(self, name: str) -> StepsTable:
+        parts: Parts = getattr(self, name)
+        stored, schemas = [part for part in parts if isinstance(part, DiskPart)], [part.schema for part in parts]
+        frames = (part for part in parts if isinstance(part, pl.DataFrame))
+        empty, key = TABLES[name]
+        # One part from then on, and nobody else holds the parts: they are as large.
+        object.__setattr__(self, name, ())
+        del parts
+        frame = concatenated(frames, empty, by=key)
+        object.__setattr__(self, name, (*stored, frame))
+        return StepsTable.of(name, [*stored, FramePart(frame)], schemas)
 
     def within(self, bound: MemoryBound) -> "Tables":
-        """Return the tables with their rows on disk if there are more than the bound has them.
+        """Return the tables with the largest of them on disk, as far as they are more than the bound has them.
 
         Raises:
             InputError: if the disk cannot take them.
         """
-        frames = [part for part in self.rows if isinstance(part, pl.DataFrame)]
-        if sum(frame.estimated_size() for frame in frames) <= bound.size:
-            return self
-        return replace(self, rows=(*(part for part in self.rows if isinstance(part, DiskPart)), bound.written(frames)))
+        tables: dict[str, Parts] = {name: getattr(self, name) for name in TABLES}
+        frames = {name: [one for one in parts if isinstance(one, pl.DataFrame)] for name, parts in tables.items()}
+        sizes = Counter({name: sum(int(one.estimated_size()) for one in own) for name, own in frames.items()})
+        for name, size in sizes.most_common():
+            if sizes.total() > bound.size and size:
+                stored = (part for part in tables[name] if isinstance(part, DiskPart))
+                tables[name] = (*stored, bound.written(name, frames[name]))
+                del sizes[name]
+        return Tables(**tables, unmeasured=self.unmeasured)
 
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""
         named = pl.col("sample_id").str.replace("^row ", f"{file}:".replace("$", "$$"))
         frames = [self.whole.rows] if self.rows else []
-        rows, audit = (tuple(part.with_columns(sample_id=named) for part in each) for each in (frames, self.audit))
+        rows, audit = (
+            tuple(one.with_columns(sample_id=named) for one in each) for each in (frames, [self.whole.audit])
+        )
         return replace(self, rows=rows, audit=audit)
 
     @property
-    def frames(self) -> dict[str, pl.DataFrame | RowsTable]:
-        """The tables by name, those but `rows` in one piece; without turns there is no such table."""
-        whole, rows = self.whole, self.whole.stored
-        assert isinstance(rows, RowsTable)
-        turns = {"turns": whole.turns} if len(whole.turns) else {}
-        return {"rows": rows, "metrics": whole.metrics, "audit": whole.audit, **turns}
+    def frames(self) -> dict[str, StepsTable]:
+        """The tables by name; without turns there is no such table."""
+        tables = self.whole.tables
+        found = {name: table for name, table in tables.items() if isinstance(table, StepsTable)}
+        return {name: table for name, table in found.items() if name != "turns" or len(table)}
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Tables":
         """Return the same with other tables.
@@ -109,7 +101,7 @@ class Tables:
 
         types = {column: known.dtype for column, known in ROW_COLUMNS.items()}
         for name, frame in frames.items():
-            check_columns(name, frame, _FRAMES[name][0].schema, types if name == "rows" else {})
+            check_columns(name, frame, TABLES[name][0].schema, types if name == "rows" else {})
         return Tables(**{name: (frame,) for name, frame in frames.items()}, unmeasured=self._missed)
 
     def __hash__(self) -> int:
@@ -118,7 +110,7 @@ class Tables:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tables):
             return NotImplemented
-        equal = (getattr(self.whole, name).equals(getattr(other.whole, name)) for name in _FRAMES)
+        equal = (getattr(self.whole, name).equals(getattr(other.whole, name)) for name in TABLES)
         return all(equal) and self._missed == other._missed
 
     @property
@@ -126,5 +118,5 @@ class Tables:
         return {code: tuple(sorted(keys)) for code, keys in sorted(self.unmeasured.items()) if keys}
 
     def __repr__(self) -> str:
-        frames = (repr(getattr(self.whole, name).to_dicts()) for name in _FRAMES)
+        frames = (repr(getattr(self.whole, name).to_dicts()) for name in TABLES)
         return f"Tables({', '.join(frames)}, {self._missed!r})"

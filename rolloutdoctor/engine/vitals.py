@@ -6,6 +6,7 @@ from math import inf
 import polars as pl
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.results.vitals import Trend, Vital
@@ -64,17 +65,19 @@ def metrics_read(rules: Sequence[AnyRule], context: Context) -> frozenset[str]:
     return vital.union(*(rule.metrics(context) for rule in rules))
 
 
-def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Finding]) -> tuple[Vital, ...]:
+def vitals_of(run: RunTables, context: Context, findings: Sequence[Finding]) -> tuple[Vital, ...]:
     """Return what was logged of these quantities; none that was never computed.
 
     Args:
-        metrics: the table of metrics, sorted by step.
+        run: the tables of the run.
         context: what is known of the run.
         findings: of the run.
     """
     found = []
-    logged = metrics.filter(pl.col("logged").is_finite())
-    for name, of, split in _shown(context):
+    shown = _shown(context)
+    columns = {context.column_of(context.quantities[of][0]) for _, of, _ in shown}
+    logged = run.lines("metrics", pl.col("metric").is_in(columns) & pl.col("logged").is_finite())
+    for name, of, split in shown:
         metric, meaning = context.quantities[of]
         own = logged.filter(pl.col("split") == split, pl.col("metric") == context.column_of(metric))
         if not len(own) or (meaning.zero_when_off and not (own["logged"] != 0).any()):

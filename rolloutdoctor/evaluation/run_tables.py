@@ -31,11 +31,19 @@ EMPTY_TURNS = pl.DataFrame(
     | {"start": pl.Int64, "stop": pl.Int64, "author": pl.String, "version": pl.Int64, "status": pl.String}
     | {"error": pl.String, "derived": pl.Boolean, "trained_tokens": pl.Int64, "grad_l1": pl.Float64}
 )
+TABLES: Mapping[str, tuple[pl.DataFrame, tuple[str, ...]]] = {
+    "rows": (EMPTY_ROWS, (*STEP_KEY, "row")),
+    "metrics": (EMPTY_METRICS, (*STEP_KEY, "metric")),
+    "audit": (EMPTY_AUDIT, (*STEP_KEY, "quantity")),
+    "turns": (EMPTY_TURNS, (*STEP_KEY, "row")),
+}
+"""Table to an empty one, and the columns by which its lines are sorted."""
+
 EMPTY_STEPS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String})
 
 
-class StoredRows(Protocol):
-    """The table `rows`, of which columns are read when somebody asks for them; see `evaluation.rows_table`."""
+class StoredTable(Protocol):
+    """A table of which lines are read when somebody asks for them; see `evaluation.steps_table`."""
 
     @property
     def names(self) -> Collection[str]:
@@ -48,82 +56,121 @@ class StoredRows(Protocol):
     def frame(self) -> pl.DataFrame:
         """Read them."""
 
-    def select(self, columns: Mapping[str, str]) -> "StoredRows":
+    def select(self, columns: Mapping[str, str]) -> "StoredTable":
         """Return some columns under other names; one that is not there is null."""
 
-    def in_splits(self, splits: Collection[str]) -> "StoredRows":
-        """Return the rows of one split, or of both."""
+    def where(self, chosen: pl.Expr) -> "StoredTable":
+        """Return the lines of which an expression is true."""
 
-    def without(self, steps: pl.DataFrame) -> "StoredRows":
-        """Return the rows of all but some steps, ``step, split``."""
+    def in_splits(self, splits: Collection[str]) -> "StoredTable":
+        """Return the lines of one split, or of both."""
 
-    def frames(self) -> Iterator[pl.DataFrame]:
-        """Read them of ranges of whole steps, one after another, each of few enough rows to be queried together."""
+    def without(self, steps: pl.DataFrame) -> "StoredTable":
+        """Return the lines of all but some steps, ``step, split``."""
+
+    def frames(self, *, block: int = 1) -> Iterator[pl.DataFrame]:
+        """Read them of ranges of whole steps, one after another, each of few enough lines to be queried together."""
 
 
 class RunTables:
     """The tables of a run, sorted by step, so that sums over them are the same for any parts and any workers.
 
     Attributes:
-        stored: the table `rows`, read when it is asked for; None of rows that are a frame.
-        metrics: one line a step and logged metric: ``step, split, metric, logged``.
-        audit: one line a step and logged quantity: how many of its values agree with the recomputed ones, the largest
-            difference in radii (`worst`) and, if one does not agree, the first.
+        tables: name of a table to its lines, read when they are asked for, or to a frame.
         steps: the steps that were read, ``step, split``.
-        turns: one line a turn of a response, in the order of its rows and places; none for rules that read none.
     """
 
     def __init__(
         self,
-        rows: pl.DataFrame | StoredRows = EMPTY_ROWS,
-        metrics: pl.DataFrame = EMPTY_METRICS,
-        audit: pl.DataFrame = EMPTY_AUDIT,
+        rows: pl.DataFrame | StoredTable = EMPTY_ROWS,
+        metrics: pl.DataFrame | StoredTable = EMPTY_METRICS,
+        audit: pl.DataFrame | StoredTable = EMPTY_AUDIT,
         steps: pl.DataFrame = EMPTY_STEPS,
-        turns: pl.DataFrame = EMPTY_TURNS,
+        turns: pl.DataFrame | StoredTable = EMPTY_TURNS,
+        *,
+        rule: str = "",
+        shown: pl.DataFrame | None = None,
     ) -> None:
         """Put tables together.
 
         Args:
-            rows: a frame, or what reads one when it is asked for.
-            metrics: see the attributes.
+            rows: see `TABLES`; a frame, or what reads one when it is asked for.
+            metrics: likewise.
             audit: likewise.
-            steps: likewise.
+            steps: see the attributes.
             turns: likewise.
+            rule: whose tables they are: its own metrics are called ``RULE/NAME`` there.
+            shown: steps of a series; None: all.
         """
-        self.stored = None if isinstance(rows, pl.DataFrame) else rows
+        self.tables = {"rows": rows, "metrics": metrics, "audit": audit, "turns": turns}
+        self.steps, self._rule, self._shown = steps, rule, shown
         if isinstance(rows, pl.DataFrame):
             self.rows = rows
-        self.metrics, self.audit, self.steps, self.turns = metrics, audit, steps, turns
 
     @cached_property
     def rows(self) -> pl.DataFrame:
         """One line a response; see `evaluation.row_columns`."""
-        assert self.stored is not None
-        return self.stored.frame()
+        return _read(self.tables["rows"])
+
+    @cached_property
+    def metrics(self) -> pl.DataFrame:
+        """One line a step and logged metric: ``step, split, metric, logged``."""
+        return self._own(_read(self.tables["metrics"]))
+
+    @cached_property
+    def audit(self) -> pl.DataFrame:
+        """One line a step and logged quantity.
+
+        How many of its values agree with the recomputed ones, the largest difference in radii (`worst`) and, if one
+        does not agree, the first.
+        """
+        return _read(self.tables["audit"])
+
+    @cached_property
+    def turns(self) -> pl.DataFrame:
+        """One line a turn of a response, in the order of its rows and places; none for rules that read none."""
+        return _read(self.tables["turns"])
+
+    def _own(self, metrics: pl.DataFrame) -> pl.DataFrame:
+        return metrics.with_columns(pl.col("metric").str.strip_prefix(f"{self._rule}/")) if self._rule else metrics
+
+    def lines(self, table: str, where: pl.Expr, **columns: pl.Expr) -> pl.DataFrame:
+        """Read the lines of a table of which an expression is true: all columns, or these."""
+        found = self.tables[table]
+        found = found.filter(where) if isinstance(found, pl.DataFrame) else found.where(where)
+        return pl.concat([each.select(**columns) if columns else each for each in _ranges(found)], rechunk=True)
 
     @property
     def steps_with_rows(self) -> int:
         """How many steps have rows; none is read for it."""
-        return self.rows.select(STEP_KEY).unique().height if self.stored is None else self.stored.steps
+        rows = self.tables["rows"]
+        return rows.select(STEP_KEY).unique().height if isinstance(rows, pl.DataFrame) else rows.steps
 
-    def with_steps(self, keys: Iterable["StepKey"]) -> "RunTables":
-        """Return the tables with the steps that were read."""
-        return RunTables(
-            self.rows if self.stored is None else self.stored, self.metrics, self.audit, steps_frame(keys), self.turns
-        )
+    def with_steps(self, keys: Iterable["StepKey"], shown: Iterable["StepKey"] | None = None) -> "RunTables":
+        """Return the tables with the steps that were read, and those of a series; None: all."""
+        of_series = None if shown is None else steps_frame(shown)
+        return self._with(self.tables, steps_frame(keys), of_series)
 
     def with_rows(self, rows: pl.DataFrame) -> "RunTables":
         """Return the tables with other rows."""
-        return RunTables(rows, self.metrics, self.audit, self.steps, self.turns)
+        return self._with(self.tables | {"rows": rows}, self.steps, self._shown)
 
     def in_splits(self, splits: Collection[str]) -> "RunTables":
         """Return the lines of one split, or of both."""
         if self.steps["split"].is_in(list(splits)).all():
             return self
         of_splits = pl.col("split").is_in(list(splits))
-        rows = self.rows.filter(of_splits) if self.stored is None else self.stored.in_splits(splits)
-        frames = (self.metrics, self.audit, self.steps, self.turns)
-        return RunTables(rows, *(frame.filter(of_splits) for frame in frames))
+        tables = {
+            name: table.filter(of_splits) if isinstance(table, pl.DataFrame) else table.in_splits(splits)
+            for name, table in self.tables.items()
+        }
+        return self._with(tables, self.steps.filter(of_splits), self._shown)
+
+    def _with(
+        self, tables: Mapping[str, "pl.DataFrame | StoredTable"], steps: pl.DataFrame, shown: pl.DataFrame | None
+    ) -> "RunTables":
+        rows, metrics, audit, turns = (tables[name] for name in TABLES)
+        return RunTables(rows, metrics, audit, steps, turns, rule=self._rule, shown=shown)
 
     def named(self, lines: pl.DataFrame) -> pl.DataFrame:
         """Return lines of some rows, ``step, split, row``, with the names of these: `group_id` and `sample_id`."""
@@ -135,7 +182,7 @@ class RunTables:
 
     def row_ranges(self) -> Iterator[pl.DataFrame]:
         """Yield the rows of ranges of whole steps, one after another; those of one are in memory at a time."""
-        yield from [self.rows] if self.stored is None else self.stored.frames()
+        yield from _ranges(self.tables["rows"])
 
     def of(
         self,
@@ -158,24 +205,27 @@ class RunTables:
             without: steps to be left out.
             adds_turns: what the rule measured of turns.
         """
-        assert self.stored is not None
-        rows, logged, audit, steps, turns = self.stored, self.metrics, self.audit, self.steps, self.turns
+        tables, steps = self.tables, self.steps
         if without:
             left_out = steps_frame(without)
-            rows = rows.without(left_out)
-            logged, audit, steps, turns = (
-                frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left")
-                for frame in (logged, audit, steps, turns)
-            )
+            tables = {
+                name: table.join(left_out, on=STEP_KEY, how="anti", maintain_order="left")
+                if isinstance(table, pl.DataFrame)
+                else table.without(left_out)
+                for name, table in tables.items()
+            }
+            steps = steps.join(left_out, on=STEP_KEY, how="anti", maintain_order="left")
+        rows, logged, turns = tables["rows"], tables["metrics"], tables["turns"]
+        assert not isinstance(rows, pl.DataFrame)
+        assert not isinstance(logged, pl.DataFrame)
+        assert not isinstance(turns, pl.DataFrame)
         functions = [name for name in rows.names if name.startswith("rewards/")] if "rewards" in reads else []
         reads = [*(name for name in reads if name != "rewards"), *functions]
         known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
-        name = pl.col("metric").str.strip_prefix(f"{rule}/")
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
         of_turns = {name: name for name in EMPTY_TURNS.columns} | {name: f"{rule}/{name}" for name in adds_turns}
-        if turns.columns != list(of_turns):
-            turns = turns.select(**_picked(turns, of_turns))
-        return RunTables(rows.select(known), logged.filter(is_own).with_columns(metric=name), audit, steps, turns)
+        own = rows.select(known), logged.where(is_own), tables["audit"], steps, turns.select(of_turns)
+        return RunTables(*own, rule=rule, shown=self._shown)
 
     def by_step(self, *metrics: str) -> pl.DataFrame:
         """Return one line a step with a column for each of some metrics, null where the step has none."""
@@ -189,14 +239,48 @@ class RunTables:
         Of ``size:1.5`` `name` is ``size`` and `key` 1.5, a number; it is null where the name has none. See
         `evaluation.named_values`.
         """
-        parts = pl.col("metric").str.splitn(":", 2).struct
-        name, key = parts.field("field_0"), parts.field("field_1").cast(pl.Float64)
-        return self.metrics.select(*STEP_KEY, name=name, key=key, value="logged")
+        return _by_name(self.metrics)
+
+    def added_up(self, largest: Collection[str] = ()) -> pl.DataFrame:
+        """Return the same of a run of any length: the lines of the steps of a series, and sums over all others.
+
+        The sums are of each block of steps, and `step` is null there: their order, and so their rounding, is that of
+        the steps alone.
+
+        Args:
+            largest: names of which the largest value is wanted in place of the sum.
+        """
+        shown = self._shown
+        if shown is None:
+            return self.by_name()
+        kept, rest, value = [], [], pl.col("value")
+        for metrics in _ranges(self.tables["metrics"], block=_BLOCK):
+            lines = _by_name(self._own(metrics))
+            kept.append(lines.join(shown, on=STEP_KEY, how="semi", maintain_order="left"))
+            others = lines.join(shown, on=STEP_KEY, how="anti", maintain_order="left")
+            sums = others.group_by(pl.col("step") // _BLOCK, "split", "name", "key", maintain_order=True)
+            found = sums.agg(value=value.sum(), most=value.max()).with_columns(step=pl.lit(None, pl.Int64))
+            is_largest = pl.col("name").is_in(list(largest))
+            rest.append(found.select(*STEP_KEY, "name", "key", value=pl.when(is_largest).then("most").otherwise(value)))
+        return pl.concat([*kept, *rest], rechunk=True)
 
 
-def _picked(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, pl.Expr]:
-    """New to old names of columns as expressions; what the frame lacks is null."""
-    return {name: pl.col(full) if full in frame.columns else pl.lit(None, pl.Float64) for name, full in columns.items()}
+_BLOCK = 256
+"""Steps with consecutive numbers whose named values are added up together."""
+
+
+def _read(table: pl.DataFrame | StoredTable) -> pl.DataFrame:
+    return table if isinstance(table, pl.DataFrame) else table.frame()
+
+
+def _ranges(table: pl.DataFrame | StoredTable, *, block: int = 1) -> Iterator[pl.DataFrame]:
+    yield from [table] if isinstance(table, pl.DataFrame) else table.frames(block=block)
+
+
+def _by_name(metrics: pl.DataFrame) -> pl.DataFrame:
+    parts = pl.col("metric").str.splitn(":", 2).struct
+    name, key = parts.field("field_0"), parts.field("field_1").cast(pl.Float64)
+    return metrics.select(*STEP_KEY, name=name, key=key, value="logged")
 
 
 def metrics_frame(keys: Sequence["StepKey"], values: Sequence[Mapping[str, float | None]]) -> pl.DataFrame:

@@ -81,7 +81,7 @@ class AuditedRule(Rule[AuditedMeasured]):
 
     def with_audit(self, lines: pl.DataFrame, run: RunTables) -> pl.DataFrame:
         """Return the lines of a query and those of the audit; these have a `quantity`."""
-        audit = run.audit.filter(pl.col("stage").is_in(self.stages))
+        audit = run.lines("audit", pl.col("stage").is_in(self.stages))
         is_off = pl.col("logged").is_not_null()
         audit = audit.with_columns(value=pl.when(is_off).then("worst"), group_id=pl.lit(None, pl.String))
         return pl.concat([lines, audit], how="diagonal_relaxed")

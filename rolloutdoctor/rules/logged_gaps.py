@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.rules.wording import counted
@@ -48,24 +48,32 @@ class LoggedGap:
         return f"{self.metric} is NaN or infinite in {self.count:,} of {counted(self.lines, 'step')}"
 
 
-def gaps_of(metrics: pl.DataFrame, names: Collection[str]) -> Mapping[str, tuple[LoggedGap, ...]]:
+def gaps_of(run: RunTables, names: Collection[str]) -> Mapping[str, tuple[LoggedGap, ...]]:
     """Return quantity to its gaps in the training steps of a log.
 
     A quantity that is logged under two names, as by two releases, ends where both do.
 
     Args:
-        metrics: the table `metrics` of the run.
+        run: the tables of the run.
         names: of its logged metrics.
     """
     quantities = metric_quantities(names)
-    logged = metrics.filter(pl.col("split") == "train", pl.col("metric").is_in(list(quantities)))
+    # Nearly all that is logged is a quantity: a line takes few bytes.
+    named = pl.Enum(sorted({*quantities, *quantities.values()}))
+    logged = run.lines(
+        "metrics",
+        (pl.col("split") == "train") & pl.col("metric").is_in(list(quantities)),
+        step=pl.col("step"),
+        metric=pl.col("metric").cast(named),
+        is_bad=~pl.col("logged").is_finite(),
+    )
     if not len(logged):
         return {}
-    quantity = pl.col("metric").replace_strict(quantities, return_dtype=pl.String)
+    quantity = pl.col("metric").replace_strict(quantities, return_dtype=named)
     is_own = pl.col("quantity").is_in(list(OF_FUNCTIONS))
     line, last = pl.col("line"), pl.col("line").max()
     lines = logged.select(STEP_KEY[0]).unique().sort("step").with_row_index("line")
-    is_bad = ~pl.col("logged").is_finite()
+    is_bad = pl.col("is_bad")
     table = (
         logged.with_columns(quantity=quantity)
         .join(lines.with_columns(line=pl.col("line").cast(pl.Int64)), on="step")

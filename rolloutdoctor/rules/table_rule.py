@@ -201,7 +201,7 @@ class Rule(ABC, Generic[M]):
 
         By default what `reduced` returned, or the values that `measure_steps` returned, by name.
         """
-        return run.by_name() if type(self).reduced is Rule.reduced else run.rows
+        return run.added_up() if type(self).reduced is Rule.reduced else run.rows
 
     @abstractmethod
     def quantities(self) -> Mapping[str, Quantity]:

@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 import rolloutdoctor as rd
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.logged_gaps import FEWEST_LINES, gaps_of
@@ -83,7 +84,7 @@ def has_ended(lines, metric="kl"):
     table = [(step, "train", "loss", 0.1) for step in range(len(lines))]
     table += [(step, "train", metric, value) for step, value in enumerate(lines) if value is not None]
     frame = pl.DataFrame(table, schema=["step", "split", "metric", "logged"], orient="row")
-    return any(gap.ended for gaps in gaps_of(frame, ["loss", metric]).values() for gap in gaps)
+    return any(gap.ended for gaps in gaps_of(RunTables(metrics=frame), ["loss", metric]).values() for gap in gaps)
 
 
 @pytest.mark.parametrize(("missing", "ended"), [(FEWEST_LINES - 1, False), (FEWEST_LINES, True)])

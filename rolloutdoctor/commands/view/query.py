@@ -29,6 +29,7 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.objective.required_columns import loss_columns, optional_columns
@@ -150,7 +151,7 @@ class Inspector:
                 paths=self._paths,
                 trainer=f"{who}{version}",
                 steps=tuple((key.step, key.split, rows) for key, rows in self._keys.items()),
-                vitals=vitals_of(self._logged_frame(), context, ()),
+                vitals=vitals_of(RunTables(metrics=self._logged_frame()), context, ()),
                 fixes=tuple(name for name in FIXES if self._applies(choose(name))),
             )
 

@@ -158,7 +158,7 @@ class SamplerMismatch(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each value of a step, and for each row with a confident disagreement."""
-        return pl.concat([run.by_name(), run.rows], how="diagonal_relaxed")
+        return pl.concat([run.added_up(largest=["largest"]), run.rows], how="diagonal_relaxed")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The distribution of delta, and what weights would do."""

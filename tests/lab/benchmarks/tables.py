@@ -62,30 +62,33 @@ def simulated(path, size, responses):
     from rolloutdoctor.engine.gathering import measure
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
-    from rolloutdoctor.engine.rows_on_disk import DiskPart, MemoryBound, RowFrames
     from rolloutdoctor.engine.run_state import RunState
     from rolloutdoctor.engine.tables import Tables
+    from rolloutdoctor.engine.tables_on_disk import DiskPart, MemoryBound, TableFrames
+    from rolloutdoctor.evaluation.run_tables import TABLES
     from rolloutdoctor.io.run import open_run
     from rolloutdoctor.results.findings import InputSummary
 
     prepared = prepare(open_run([path]), CheckOptions(device="cpu"))
     template = measure(prepared)
-    rows, metrics, audit, seen = RowFrames(MemoryBound.parse(size)), [], [], []
+    frames, seen = TableFrames(MemoryBound.parse(size)), []
     forget_peak()
     start, begun = memory_mib("VmRSS"), time.perf_counter()
     for copy in range(responses // (STEPS * ROWS)):
         later, factor = pl.col("step") + STEPS * copy, 1 + 1e-3 * np.sin(copy)
         for part in template.tables.rows:
             names = {"step": later, "sample_id": pl.format("{}/{}", later, "row")} | others(part, copy)
-            rows.add(part.with_columns(pl.col(pl.Float64) * factor, **names))
-        metrics += [one.with_columns(later, logged=pl.col("logged") * factor) for one in template.tables.metrics]
-        audit += [one.with_columns(later) for one in template.tables.audit]
+            frames.add("rows", part.with_columns(pl.col(pl.Float64) * factor, **names))
+        for one in template.tables.metrics:
+            frames.add("metrics", one.with_columns(later, logged=pl.col("logged") * factor))
+        for one in template.tables.audit:
+            frames.add("audit", one.with_columns(later))
         seen += [StepKey(key.step + STEPS * copy, key.split) for key in template.seen]
-    tables = Tables(rows.taken(), tuple(metrics), tuple(audit))
+    tables = Tables(**frames.taken())
     state = RunState(
         InputSummary(responses, len(seen), 0, 0), seen=tuple(sorted(seen)), audit=template.audit, tables=tables
     )
-    files = [part for part in tables.rows if isinstance(part, DiskPart)]
+    files = [part for name in TABLES for part in getattr(tables, name) if isinstance(part, DiskPart)]
     disk = sum(part._path.stat().st_size for part in files) / 2**20
     measured, seconds, begun = memory_mib("VmHWM") - start, time.perf_counter() - begun, time.perf_counter()
     peaks = {}

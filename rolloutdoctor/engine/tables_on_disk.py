@@ -1,7 +1,8 @@
-"""Rows of the tables beyond a bound on memory: Parquet files in a temporary folder, of which columns are read."""
+"""Tables of a run beyond a bound on memory: Parquet files in a temporary folder, of which columns are read."""
 
 import re
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,12 +10,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from rolloutdoctor.evaluation.rows_table import GROUP_ROWS, ROW_KEY, FramePart, RowsTable, chosen
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, compact, in_order
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, TABLES, compact, in_order
+from rolloutdoctor.evaluation.steps_table import GROUP_ROWS, FramePart, StepsTable
 from rolloutdoctor.io.write.scratch import lasting_folder
 from rolloutdoctor.results.errors import InputError, UsageError
 
@@ -23,19 +23,19 @@ _FRAMES = 64
 
 
 class DiskPart:
-    """Rows in a Parquet file, which goes with the object; pickled, the file is the copy's.
+    """Lines in a Parquet file, which goes with the object; pickled, the file is the copy's.
 
     Attributes:
         schema: the columns, and their types.
-        index: where the rows of each step are, ``step, split, start, count``.
+        index: where the lines of each step are, ``step, split, start, count``.
     """
 
-    def __init__(self, path: Path, table: RowsTable) -> None:
+    def __init__(self, path: Path, table: StepsTable) -> None:
         """Write a file.
 
         Args:
             path: of the file.
-            table: the rows.
+            table: the lines.
 
         Raises:
             InputError: if the disk cannot take them.
@@ -61,18 +61,13 @@ class DiskPart:
             if writer is not None:
                 writer.close()
 
-    def read(self, names: Sequence[str], rows: np.ndarray | None) -> pl.DataFrame:
-        """Return some columns of some rows; the row groups that have them are read."""
-        places = {name: str(place) for place, name in enumerate(self.schema)}
-        with pq.ParquetFile(self._path, memory_map=True) as file:
-            ends = np.cumsum([file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)])
-            first, last = (0, len(ends) - 1) if rows is None else np.searchsorted(ends, rows[[0, -1]], side="right")
-            groups = list(range(int(first), int(last) + 1))
-            found = file.read_row_groups(groups, [places[name] for name in names], use_threads=False)
-        frame = pl.DataFrame(pl.from_arrow(found)).select(pl.col(places[name]).alias(name) for name in names)
-        if rows is not None:
-            frame = chosen(frame, rows - (int(ends[first - 1]) if first else 0))
-        return compact(frame.cast({name: self.schema[name] for name in names}).iter_columns())
+    def read(self, names: Sequence[str], start: int, count: int, where: pl.Expr | None = None) -> pl.DataFrame:
+        """Return some columns of lines that follow one another; the row groups that have them are read."""
+        lines = pl.scan_parquet(self._path, glob=False).slice(start, count)
+        # All columns have their names and types: what is not asked for is not read.
+        lines = lines.select(pl.col(str(place)).alias(name) for place, name in enumerate(self.schema))
+        lines = (lines if where is None else lines.filter(where)).select(names)
+        return compact(lines.collect().cast({name: self.schema[name] for name in names}).iter_columns())
 
     def __getstate__(self) -> dict[str, Any]:
         # Whoever gets the copy has the file from now on.
@@ -94,7 +89,7 @@ class MemoryBound:
     """How much of the tables stays in memory, and where the rest goes.
 
     Attributes:
-        size: bytes of rows in memory; of metrics and audits, which have some lines a step, all are.
+        size: bytes of lines in memory, of all tables together.
         beside: folder in which the temporary folder is made; None: that of the system.
         folder: the temporary folder, where another process has made it.
     """
@@ -124,14 +119,14 @@ class MemoryBound:
         """Return the bound for one of some parts of a run, which are measured in other processes of this machine."""
         return replace(self, size=self.size // parts, folder=self._folder())
 
-    def written(self, frames: Sequence[pl.DataFrame]) -> DiskPart:
-        """Write rows of whole steps to a file.
+    def written(self, table: str, frames: Sequence[pl.DataFrame]) -> DiskPart:
+        """Write lines of whole steps of a table to a file.
 
         Raises:
             InputError: if the disk cannot take them.
         """
-        parts = [FramePart(in_order(frame, by=ROW_KEY)) for frame in frames]
-        return DiskPart(self._folder() / f"{uuid4().hex}.parquet", RowsTable.of(parts))
+        parts = [FramePart(in_order(frame, by=TABLES[table][1])) for frame in frames]
+        return DiskPart(self._folder() / f"{uuid4().hex}.parquet", StepsTable.of(table, parts))
 
     def _folder(self) -> Path:
         return self.folder or lasting_folder(self.beside)
@@ -140,45 +135,46 @@ class MemoryBound:
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([KMGT])(i)?)?B?", re.IGNORECASE)
 
 
-class RowFrames:
-    """Takes frames of rows, each of whole steps; beyond a bound, what it has goes to a file."""
+class TableFrames:
+    """Takes frames of the tables of a run, each of whole steps; beyond a bound, the largest table goes to a file."""
 
     def __init__(self, bound: MemoryBound) -> None:
-        self._bound, self._size = bound, 0
-        self._stored: list[DiskPart] = []
-        self._frames: list[pl.DataFrame] = []
-        self._small: list[pl.DataFrame] = []
+        self._bound, self._sizes = bound, Counter[str]()
+        self._stored: dict[str, list[DiskPart]] = defaultdict(list)
+        self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._small: dict[str, list[pl.DataFrame]] = defaultdict(list)
 
-    def add(self, frame: pl.DataFrame) -> None:
-        """Take rows.
+    def add(self, table: str, frame: pl.DataFrame) -> None:
+        """Take lines of a table.
 
         Raises:
             InputError: if the disk cannot take them.
         """
-        self._small.append(frame)
-        if len(self._small) == _FRAMES:
-            self._put_together()
-        self._size += int(frame.estimated_size())
-        if self._size > self._bound.size:
-            self._put_together()
-            self._stored.append(self._bound.written(self._frames))
-            self._frames.clear()
-            self._size = 0
+        self._small[table].append(frame)
+        if len(self._small[table]) == _FRAMES:
+            self._put_together(table)
+        self._sizes[table] += int(frame.estimated_size())
+        if self._sizes.total() > self._bound.size:
+            ((largest, _),) = self._sizes.most_common(1)
+            self._put_together(largest)
+            self._stored[largest].append(self._bound.written(largest, self._frames.pop(largest)))
+            del self._sizes[largest]
 
-    def _put_together(self) -> None:
+    def _put_together(self, table: str) -> None:
         """Make one frame of those that wait."""
-        if len(self._small) > 1:
-            found = pl.concat(self._small, how="diagonal_relaxed", rechunk=True)
-            self._frames.append(compact(found.iter_columns()))
-        else:
-            self._frames += self._small
-        self._small.clear()
+        small = self._small.pop(table, [])
+        if len(small) > 1:
+            found = pl.concat(small, how="diagonal_relaxed", rechunk=True)
+            small = [compact(found.iter_columns())]
+        self._frames[table] += small
 
-    def taken(self) -> tuple[DiskPart | pl.DataFrame, ...]:
-        """Return what was taken since the last call."""
-        self._put_together()
-        found: tuple[DiskPart | pl.DataFrame, ...] = (*self._stored, *self._frames)
-        self._stored.clear()
-        self._frames.clear()
-        self._size = 0
+    def taken(self) -> dict[str, tuple[DiskPart | pl.DataFrame, ...]]:
+        """Return what was taken since the last call, by table."""
+        for table in [*self._small]:
+            self._put_together(table)
+        found: dict[str, tuple[DiskPart | pl.DataFrame, ...]] = {
+            table: (*self._stored[table], *self._frames[table]) for table in {**self._stored, **self._frames}
+        }
+        for parts in (self._stored, self._frames, self._sizes):
+            parts.clear()
         return found

@@ -1,4 +1,4 @@
-"""Rows beyond a bound on memory go to files, and whoever reads them notices nothing."""
+"""Tables beyond a bound on memory go to files, and whoever reads them notices nothing."""
 
 import pickle
 from dataclasses import replace
@@ -10,19 +10,21 @@ import pytest
 from engine.runs import random_columns, write
 from polars.testing import assert_frame_equal
 
-from rolloutdoctor.commands.check.modes import _save
+from rolloutdoctor.cli.states import save
 from rolloutdoctor.commands.export.tables import measure
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine import run_state
 from rolloutdoctor.engine.check import check_in_parts
 from rolloutdoctor.engine.merged import saved_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.processes import Processes
-from rolloutdoctor.engine.rows_on_disk import DiskPart, MemoryBound, RowFrames
 from rolloutdoctor.engine.state_file import load_state
 from rolloutdoctor.engine.stored import members_of, written_files
 from rolloutdoctor.engine.tables import Tables
-from rolloutdoctor.evaluation import rows_table
-from rolloutdoctor.evaluation.rows_table import FramePart, RowsTable
-from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, NAMES, RunTables
+from rolloutdoctor.engine.tables_on_disk import DiskPart, MemoryBound, TableFrames
+from rolloutdoctor.evaluation import run_tables, steps_table
+from rolloutdoctor.evaluation.run_tables import EMPTY_METRICS, EMPTY_ROWS, NAMES, RunTables
+from rolloutdoctor.evaluation.steps_table import FramePart, StepsTable
 from rolloutdoctor.io.archives import archived
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError, UsageError
@@ -50,10 +52,10 @@ PARTS = [
 
 
 def tables(bound):
-    frames = RowFrames(bound)
+    frames = TableFrames(bound)
     for part in PARTS:
-        frames.add(part)
-    return Tables(frames.taken())
+        frames.add("rows", part)
+    return Tables(**frames.taken())
 
 
 @pytest.mark.parametrize("size", [0, 300, 10**9])
@@ -67,7 +69,7 @@ def test_rows_are_those_of_memory(size, monkeypatch):
     for splits in (["train"], ["eval"]):
         own = found.whole.with_steps([(0, "train"), (1, "eval")]).in_splits(splits)
         assert_frame_equal(own.rows, whole.filter(pl.col("split").is_in(splits)), check_exact=True)
-    monkeypatch.setattr(rows_table, "RANGE_ROWS", 4)
+    monkeypatch.setattr(steps_table, "RANGE_ROWS", 4)
     ranges = list(found.whole.row_ranges())
     assert [len(each) for each in ranges] == [9, 6, 3, 3]
     assert_frame_equal(pl.concat(ranges), whole, check_exact=True)
@@ -81,9 +83,38 @@ def test_one_column_is_read_without_the_others(size):
     assert own.rows["absent"].null_count() == own.rows["y"].null_count() == 18
 
 
+def named_values(steps):
+    """A sum, a largest value and a histogram of each step, some of another rule."""
+    values = {"a/sum": 0.1, "a/largest": 1.0, "a/size:1": 1.0, "a/size:2.5": 3.0, "b/sum": 7.0, "kl": 9.0}
+    lines = [(step, "train", name, value * (1 + step)) for step in steps for name, value in values.items()]
+    return pl.DataFrame(lines, EMPTY_METRICS.schema, orient="row")
+
+
+@pytest.mark.parametrize("size", [0, 10**9])
+def test_named_values_are_added_up_by_blocks_of_steps(size, monkeypatch):
+    monkeypatch.setattr(run_tables, "_BLOCK", 4)
+    monkeypatch.setattr(steps_table, "RANGE_ROWS", 7)
+    frames = TableFrames(MemoryBound(size))
+    for steps in ([8, 9], [0, 1, 2], [3, 4, 5, 6, 7]):
+        frames.add("metrics", named_values(steps))
+    keys = [StepKey(step, "train") for step in range(10)]
+    run = Tables(**frames.taken()).whole.with_steps(keys, [keys[2], keys[8]])
+    found = run.of("a", [], [], ["kl"], [keys[9]]).added_up(largest=["largest"])
+    # First the steps that are shown, then the blocks.
+    assert found["step"].to_list() == [2] * 5 + [8] * 5 + [None] * 10
+    values = {name: found.filter(name=name)["value"].to_list() for name in ("sum", "largest", "kl")}
+    assert values["sum"] == pytest.approx([0.3, 0.9, 0.7, 2.6])
+    assert values["largest"] == [3.0, 9.0, 4.0, 8.0]
+    assert values["kl"] == [27.0, 81.0, 63.0, 234.0]
+    sizes = found.filter(name="size").group_by("key").agg(pl.sum("value")).sort("key")
+    assert sizes.rows() == [(1.0, 45.0), (2.5, 135.0)]
+    # All lines of a run whose steps are all shown.
+    assert len(run.with_steps(keys).of("a", [], [], []).added_up()) == 40
+
+
 def test_a_step_in_two_parts_is_sorted_by_row():
     part = rows([3], size=4, x=[0, 1, 2, 3])
-    found = RowsTable.of([FramePart(part[[1, 3]]), FramePart(part[[0, 2]])])
+    found = StepsTable.of("rows", [FramePart(part[[1, 3]]), FramePart(part[[0, 2]])])
     assert found.frame()["x"].to_list() == [0, 1, 2, 3]
 
 
@@ -96,12 +127,12 @@ def test_without_a_row_there_is_one_range():
 
 
 def test_a_file_goes_with_its_table_and_with_its_copy(tmp_path):
-    part = MemoryBound(0, folder=tmp_path).written(PARTS[:1])
+    part = MemoryBound(0, folder=tmp_path).written("rows", PARTS[:1])
     (path,) = tmp_path.iterdir()
     copy = pickle.loads(pickle.dumps(part))
     del part
     assert path.exists()
-    assert_frame_equal(copy.read(["x"], None), PARTS[0].sort("step", "row").select("x"), check_exact=True)
+    assert_frame_equal(copy.read(["x"], 0, len(PARTS[0])), PARTS[0].sort("step", "row").select("x"), check_exact=True)
     del copy
     assert not path.exists()
 
@@ -110,7 +141,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     taken = tmp_path / "file"
     taken.touch()
     with pytest.raises(InputError, match=r"--memory, and .*file cannot take the rest .*TMPDIR"):
-        MemoryBound(0, folder=taken).written(PARTS)
+        MemoryBound(0, folder=taken).written("rows", PARTS)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +190,8 @@ def long_run(folder):
 
 def reported(run, memory, executor=None):
     checked = check_in_parts(run, CheckOptions(device="cpu", memory=memory), executor=executor)
-    on_disk = any(isinstance(part, DiskPart) for part in checked.state.tables.rows)
+    tables = checked.state.tables
+    on_disk = all(any(isinstance(part, DiskPart) for part in parts) for parts in (tables.rows, tables.metrics))
     return RENDERERS["json"](checked.report, STYLE), on_disk
 
 
@@ -176,9 +208,17 @@ def test_a_run_has_one_report(tmp_path, monkeypatch):
     whole, on_disk = reported(run, MemoryBound())
     assert not on_disk
     assert reported(run, NOTHING) == (whole, True)
-    # Whatever ranges of steps are read at a time.
-    monkeypatch.setattr(rows_table, "RANGE_ROWS", 30)
+    # Whatever ranges of steps are read at a time, and where named values are added up.
+    monkeypatch.setattr(steps_table, "RANGE_ROWS", 30)
     assert reported(run, NOTHING) == (whole, True)
+    monkeypatch.setattr(run_state, "KEEP_STEPS", 2)
+    monkeypatch.setattr(run_tables, "_BLOCK", 4)
+    thin, on_disk = reported(run, NOTHING)
+    assert on_disk
+    monkeypatch.undo()
+    monkeypatch.setattr(run_state, "KEEP_STEPS", 2)
+    monkeypatch.setattr(run_tables, "_BLOCK", 4)
+    assert reported(run, MemoryBound()) == (thin, False)
 
 
 @pytest.mark.slow(every=True)
@@ -218,7 +258,7 @@ def test_nobody_reads_the_rows_of_a_run_together(name, tmp_path, monkeypatch):
     checked = check_in_parts(run, CheckOptions(device="cpu", memory=NOTHING))
     assert checked.report.findings
     path = tmp_path / "a.state"
-    _save(saved_state(checked.prepared, checked.state), str(path))
+    save(saved_state(checked.prepared, checked.state), str(path))
     measured = measure(run, CheckOptions(device="cpu", memory=NOTHING))
     measured.write(tmp_path / "tables")
     assert measured.count("rows") == checked.report.input.rows > 0
@@ -232,7 +272,7 @@ def test_a_state_has_the_same_bytes(tmp_path):
     for memory in (MemoryBound(), NOTHING):
         checked = check_in_parts(run, CheckOptions(device="cpu", memory=memory))
         saved, path = saved_state(checked.prepared, checked.state), tmp_path / "a.state"
-        _save(saved, str(path))
+        save(saved, str(path))
         written.append(path.read_bytes())
         assert written[-1] == archived(members_of(saved))
         assert load_state(str(path)).state == checked.state
