@@ -6,10 +6,11 @@ from collections.abc import Collection
 from rolloutdoctor.metric_names.generic import taken_for
 from rolloutdoctor.metric_names.table import is_bookkeeping, is_named, metric_quantities, understood, whose
 
-RL, DISTILLATION, SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC = (
+RL, DISTILLATION, SFT, SUPERVISED, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC = (
     "reinforcement learning",
     "on-policy distillation",
     "supervised fine-tuning",
+    "supervised training",
     "losses alone, as supervised fine-tuning writes it",
     "preference training (DPO)",
     "preference training (KTO)",
@@ -19,7 +20,7 @@ RL, DISTILLATION, SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUA
     "language-model training",
     "reinforcement learning of no language model",
 )
-NOT_CHECKED = frozenset({SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC})
+NOT_CHECKED = frozenset({SFT, SUPERVISED, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC})
 """Kinds of which no rule knows anything."""
 
 _PAIRS = (
@@ -58,6 +59,7 @@ _OF_POLICY = re.compile(
     r"(?i)reward|advantage|rollout|kl|clip|ratio|policy|actor|critic|value|entropy|complet|respons|grpo|ppo|score|acc"
 )
 """Words of metrics of reinforcement learning; an accuracy may be its reward."""
+_HELD_OUT_LOSS = re.compile(r"(?i)(val|valid|validation|eval|evaluation|dev|test)[_/ ]loss")
 _DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill(ation)?)($|/|_(loss|kl))")
 
 
@@ -91,6 +93,8 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
     'reward-model training'
     >>> training_kind(["rollout/ep_rew_mean", "train/loss"])
     'reinforcement learning of no language model'
+    >>> training_kind(["loss", "val_loss", "val_acc"]), training_kind(["loss", "val_loss", "val_acc", "kl"])
+    ('supervised training', 'reinforcement learning')
     >>> training_kind(["train/loss", "train/learning_rate", "eval/loss"])
     'losses alone, as supervised fine-tuning writes it'
     """
@@ -121,7 +125,19 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
     if {"accuracy", "percentage"} <= bare:
         # LLaMA-Factory's trainer_log.jsonl has an accuracy of pairs alone, and beside a policy its reward.
         return PREFERENCES
-    return LOSSES if _has_losses_alone(names) else RL
+    if _has_losses_alone(names):
+        return LOSSES
+    return SUPERVISED if _has_held_out_loss(names) else RL
+
+
+def _has_held_out_loss(names: Collection[str]) -> bool:
+    """Tell a loss of held-out data beside a loss and an accuracy, as a classifier and a reward model log them.
+
+    A loop of reinforcement learning whose reward is an accuracy evaluates that and not its loss.
+    """
+    accuracies = {name for name in names if "accuracy" in metric_quantities([name]).values()}
+    others = [name for name in names if name not in accuracies]
+    return bool(accuracies) and any(map(_HELD_OUT_LOSS.fullmatch, names)) and _has_losses_alone(others)
 
 
 def _has_losses_alone(names: Collection[str]) -> bool:

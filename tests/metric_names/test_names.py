@@ -13,7 +13,7 @@ from rolloutdoctor.metric_names.generic import generic, taken_for
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
 from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose, writers
-from rolloutdoctor.metric_names.training_kind import unrecognised
+from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, training_kind, unrecognised
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.table import trainer_from_metric_names
 from rolloutdoctor.views.style import Style
@@ -473,3 +473,26 @@ def test_names_of_correctness_and_those_of_a_function_of_trl():
     for name in ("correctness", "reward/correctness_f", "train/correctness_reward", "correctness_reward_func"):
         assert generic(name).quantity == "correctness"
     assert "correctness" not in quantities(["reward", "rewards/correctness_reward_func", "completion_length", "kl"])
+
+
+HELD_OUT = {"loss", "val_loss", "val_acc"}
+
+
+@pytest.mark.parametrize(
+    ("names", "is_supervised"),
+    [
+        (HELD_OUT, True),
+        ({"train_loss", "train_acc", "val_loss", "val_accuracy", "lr"}, True),
+        ({"loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy"}, True),
+        ({"loss", "test_loss", "accuracy"}, True),
+        # A policy: by its reward, its KL, its entropy, its loss, or because nobody holds a loss out.
+        (HELD_OUT | {"reward"}, False),
+        (HELD_OUT | {"kl"}, False),
+        (HELD_OUT | {"entropy"}, False),
+        (HELD_OUT | {"policy_loss"}, False),
+        ({"loss", "accuracy", "lr"}, False),
+        ({"val_loss", "val_acc"}, False),
+    ],
+)
+def test_a_held_out_loss_beside_an_accuracy_is_of_supervised_training(names, is_supervised):
+    assert (training_kind(names) in NOT_CHECKED) == is_supervised
