@@ -369,7 +369,9 @@ def test_consoles_in_words_and_blocks(text, name, expected, tmp_path):
 def test_the_rollouts_without_an_advantage_that_prime_rl_counts(tmp_path):
     counted = "16:43:40    INFO Detected 97/128 rollouts (gibberish=1, zero_advantage=96), enforced 96\n"
     later = PRIME_OLD.replace("Step 13", "Step 14")
-    _, logged, _ = read(tmp_path, f"{counted}16:43:40 INFO Step 13 | Loss: 0.5 | LR: 1e-6\n{PRIME_OLD}{later}")
+    _, logged, _ = read(
+        tmp_path, f"{counted}16:43:40 INFO Step 13 | Time: 7.50s | Loss: 0.5 | LR: 1e-6\n{PRIME_OLD}{later}"
+    )
     assert logged[13, "train"] == {"loss/mean": 0.5, "optim/lr": 1e-6, "zero_advantage": 0.75} | {
         "reward/mean": 0.75,
         "time/step": 7.5,

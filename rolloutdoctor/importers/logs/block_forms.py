@@ -30,10 +30,11 @@ def _with_filtered(lines: Iterable[str]) -> Iterator[str]:
 
 
 # ``train`` (src/prime_rl/trainer/rl/train.py) and ``log_train_batch`` (src/prime_rl/orchestrator/orchestrator.py):
-# ``SUCCESS Step 3 | 12s | Loss 0.0123 | ...``; up to 0.6 with a colon behind the label.
+# ``SUCCESS Step 3 | 12s | Loss 0.0123 | ...``; up to 0.6 ``Step 3 | Time: 12.34s | Loss: 0.0123 | ...``. Loops of
+# anybody's own have no time there.
 PRIME_RL = BlockForm(
     "the console log of prime-rl",
-    re.compile(r"\bStep ([0-9]{1,18}) (?=\|)"),
+    re.compile(r"\bStep ([0-9]{1,18}) (?=\|\s*(?:Time: )?[0-9][0-9. dhms]{0,15}[dhms]\b)"),
     re.compile(rf"\|\s*([A-Z][\w. ]{{0,30}}?:?) ({_PLAIN}%?)"),
     ("Step ", "|"),
     {

@@ -1,5 +1,6 @@
 """Lines of names and numbers with a counter: loops of one's own, and Megatron's."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from rolloutdoctor.importers.logs.printed import (
     name_of,
     pairs,
 )
-from rolloutdoctor.metric_names.generic import is_metric
+from rolloutdoctor.metric_names.generic import is_held_out, is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
 
@@ -52,6 +53,7 @@ class Pairs(Form):
         ends_in_bar = False
         for line in lines:
             line = BAR.sub(" ", line) if "%|" in line else line
+            line = _AT_STEP.sub(r"\2: \1", line) if " step " in line else line
             if line.startswith("wandb:"):
                 # Its summary is of the run.
                 continue
@@ -84,6 +86,10 @@ class Pairs(Form):
             elif step is None and (is_log or _says(metrics)) and current.takes(metrics, len(rows)):
                 current.add(metrics)
         yield current
+
+
+_AT_STEP = re.compile(r"(?i)\b(\w[\w ]{0,60}) (?:at|after) (step [0-9]{1,15})(?=\s{0,3}[:=])")
+"""``Eval accuracy at step 10: 0.125``."""
 
 
 def _says(metrics: Mapping[str, float | None]) -> bool:
@@ -179,9 +185,10 @@ _FEWEST_UPDATES = 3
 
 
 def _logs(record: Printed) -> bool:
-    """Tell the numbers of a step: two, or a reward alone."""
-    is_enough = len(record.values) >= FEWEST_NUMBERS - 1 or "reward" in metric_quantities(record.values).values()
-    return is_enough and is_log_line(record.values)
+    """Tell the numbers of a step: two, or a reward alone, or an accuracy of an evaluation."""
+    named = metric_quantities(record.values).items()
+    is_alone = any(of == "reward" or (of == "accuracy" and is_held_out(name)) for name, of in named)
+    return (is_alone or len(record.values) >= FEWEST_NUMBERS - 1) and is_log_line(record.values)
 
 
 def _with_means(lines: Iterable[str], means: list[Printed]) -> Iterator[str]:
