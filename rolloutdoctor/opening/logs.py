@@ -73,8 +73,17 @@ def tables_of(logs: Sequence[Source], notes: ReaderNotes) -> list[tuple[str, Log
     Raises:
         InputError: if one cannot be read.
     """
-    of = ["eval/" if len(logs) > 1 and is_held_out(f"{Path(log.name).stem}_") else "" for log in logs]
+    of = ["eval/" if len(logs) > 1 and is_of_evaluations(log.name) else "" for log in logs]
     return [(log.name, _read_log(log, notes, prefix)) for log, prefix in zip(logs, of, strict=True)]
+
+
+def is_of_evaluations(path: str) -> bool:
+    """Tell a file of evaluations by its name.
+
+    >>> is_of_evaluations("logs/eval_log.jsonl"), is_of_evaluations("evaluator.log")
+    (True, False)
+    """
+    return is_held_out(f"{Path(path).stem}_")
 
 
 def of_one_run(tables: list[tuple[str, LoggedMetrics]], notes: ReaderNotes) -> LoggedMetrics:

@@ -98,3 +98,21 @@ def test_a_console_beside_a_run_with_its_own_metrics(tmp_path):
     write_metrics(metrics_path(run), logged)
     found = rd.open(run, console(tmp_path, lines)).metrics
     assert [key.step for key in found.steps()] == list(range(5, 61, 5))
+
+
+@pytest.mark.parametrize(
+    ("files", "runs"),
+    [
+        ({"train_log.jsonl": 0.5, "eval_log.jsonl": 0.7}, 1),
+        ({"train_log.jsonl": 0.5, "val.jsonl": 0.7, "eval_math.jsonl": 0.9}, 1),
+        # Nobody knows of which training; evaluations alone; no word of evaluations.
+        ({"a.jsonl": 0.5, "b.jsonl": 0.6, "eval_log.jsonl": 0.7}, 3),
+        ({"eval_a.jsonl": 0.5, "eval_b.jsonl": 0.7}, 2),
+        ({"train_log.jsonl": 0.5, "evaluator.jsonl": 0.7}, 2),
+    ],
+)
+def test_a_file_of_evaluations_is_of_the_training_beside_it(tmp_path, files, runs):
+    for name, reward in files.items():
+        rows = [{"step": step, "loss": 0.1 * reward, "reward": reward + 0.01 * step} for step in range(1, 6)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(find_runs([str(tmp_path)])) == runs

@@ -22,7 +22,7 @@ from rolloutdoctor.io.parquet.files import RunFile, read_footer
 from rolloutdoctor.io.parquet.index import build_index
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
-from rolloutdoctor.opening.logs import are_apart, logs_of, read_logs
+from rolloutdoctor.opening.logs import are_apart, is_of_evaluations, logs_of, read_logs
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, SeveralRunsError, UsageError
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.trainers.table import ALIASES
@@ -169,15 +169,19 @@ def _is_of_several(folder: str) -> bool:
 
 
 def _by_values(logs: Sequence[str]) -> Iterator[NamedRun]:
-    """Put logs together that are of one run: of one trainer, and with one value of each metric at a step."""
+    """Put logs together that are of one run: of one trainer, and with one value of each metric at a step.
+
+    A file of evaluations beside a single training is of that.
+    """
     runs: list[list[tuple[str, LoggedMetrics | None]]] = []
-    for path in logs:
+    for path in sorted(logs, key=is_of_evaluations):
         table = _quietly(partial(read_logs, [Source.of(path)]))
         if (table is None or table.others) and len(inside := list(_of_file(path))) > 1:
             yield from inside
             continue
         of_one = (run for run in runs if table and all(other and not are_apart(other, table) for _, other in run))
-        mine = next(of_one, None)
+        is_beside = len(runs) == 1 and is_of_evaluations(path) and not is_of_evaluations(runs[0][0][0])
+        mine = runs[0] if is_beside else next(of_one, None)
         if mine is None:
             runs.append([(path, table)])
         else:
