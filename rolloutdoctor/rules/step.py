@@ -365,7 +365,10 @@ class StepView:
         evaluation = self.fixed(fix) if values else None
         if evaluation is None or trainer is None:
             return {}
-        after = self._compared_with(evaluation, trainer.metrics(evaluation) if self.logged else {})
+        made = trainer.metrics(evaluation) if self.logged else {}
+        # A metric that the fix leaves as it is tells nothing apart.
+        changed = {name: made[name] for name in self.logged if name in made and made[name] != self.metrics.get(name)}
+        after = self._compared_with(evaluation, changed)
         counts = {name: told_apart(one, after[name]) for name, one in values.items() if name in after}
         return {name: count for name, count in counts.items() if count[0]}
 

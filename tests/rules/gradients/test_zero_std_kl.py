@@ -3,7 +3,9 @@ import math
 import pytest
 from rules.checking import found_by, report_on, values
 
+from rolloutdoctor.audit.step import compare_step
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules import step
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDG001"
@@ -286,3 +288,16 @@ def test_the_share_of_the_first_moment_is_told_by_the_norms():
 )
 def test_without_norms_or_options_no_share_is_told(norms, options):
     assert "its first moment holds earlier gradients" in adam_words(norms, **options)
+
+
+def test_metrics_that_the_fix_leaves_as_they_are_are_compared_once(monkeypatch):
+    compared = []
+
+    def compare(logged, evaluation, trainer, config, metrics):
+        compared.append({name for name in logged.metrics if name in metrics})
+        return compare_step(logged, evaluation, trainer, config, metrics)
+
+    monkeypatch.setattr(step, "compare_step", compare)
+    logged = {"loss": 0.025, "reward": 0.75, "completions/mean_length": 2.0}
+    found_by(CODE, mixed(), logged=logged, **TRL)
+    assert {frozenset(names) for names in compared} == {frozenset(logged), frozenset({"loss"})}
