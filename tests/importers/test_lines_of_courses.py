@@ -22,6 +22,9 @@ LINES = {
         f"Step {step} | Mean reward: {0.2 + 0.005 * step:.4f} | Std: 0.4{step % 10} | Format: 0.8 | Answer: 0.3 | "
         f"Loss: {0.01 * (-1) ** step:.4f}\n"
     ),
+    "a step above": lambda step: (
+        f"=== GRPO step {step}/40 ===\nMean reward: {0.2 + 0.005 * step:.4f}\nLoss: {0.01 * (-1) ** step:.4f}\n"
+    ),
 }
 
 
@@ -37,6 +40,19 @@ def test_the_accuracy_of_an_evaluation_is_of_its_step(tmp_path, line, evaluation
     assert vitals["accuracy"].steps == (10, 20, 30, 40)
     assert vitals["accuracy"].series == pytest.approx([accuracy(step) / 100 for step in (10, 20, 30, 40)])
     assert (vitals["reward"].steps, vitals["reward"].series[0]) == (tuple(steps), 0.205)
+
+
+def test_steps_of_responses_above_lines_count_nothing(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"Step {1 + step % 2}\nreward: 0.{step % 9}\nloss: 0.{step}\n" for step in range(1, 41)))
+    assert any("nothing counts the lines" in note for note in rd.check(path).notes)
+
+
+def test_rewards_of_responses_below_a_step_are_averaged(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"Step {step}\nreward: 0.5\nreward: 0.25\nloss: 0.{step}\n" for step in range(1, 41)))
+    (reward,) = (vital for vital in rd.check(path).vitals if vital.name == "reward")
+    assert {*reward.series} == {0.375}
 
 
 def test_a_loop_with_bars_is_not_the_console_of_prime_rl(tmp_path):

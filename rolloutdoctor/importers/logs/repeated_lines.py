@@ -19,6 +19,12 @@ _COUNT = re.compile(r"(?<![0-9])([0-9]{1,12})(?:it|/[0-9]{1,12}) \[")
 
 _BETWEEN = re.compile(r"[\s,;|]|\band\b")
 
+_HEAD = re.compile(r"(?i)\W{0,40}(?:\w{1,20} )?step ?[:#=]? ?([0-9]{1,15})(?: ?/ ?[0-9]{1,15})?\W{0,40}")
+"""A line with a step alone: ``=== GRPO step 3/60 ===``."""
+
+_MOST_OF = 0.9
+"""Share of the lines with a loss that have such a line above them."""
+
 _SHORT = 400
 """Characters of a line that a loop prints again and again."""
 
@@ -36,17 +42,22 @@ class RepeatedLines(Form):
         """Yield the steps, if lines that a counter numbers are few beside them."""
         steps: list[Printed] = []
         rewards: list[float | None] = []
-        numbered = 0
+        numbered, most, heads = 0, 0, list[int]()
         for line in lines:
+            if "step" in line.lower() and (head := _HEAD.fullmatch(line)) is not None:
+                heads.append(int(head[1]))
             values = _numbers(line) if "{" not in line and _are_pairs_alone(line) else {}
             if any("loss" in name.lower() for name in values):
                 steps.append(Printed(values | of_rewards("reward", rewards)))
-                rewards = []
+                most, rewards = max(most, len(rewards)), []
             elif len(values) == 1 and {*metric_quantities(values).values()} == {"reward"}:
                 rewards += values.values()
             else:
                 numbered += any(map(is_metric, (name_of(label) for label, _ in pairs(line))))
-        if len(steps) >= max(_FEWEST, _TIMES * numbered):
+        # A step above each, that grows, counts them, where no rewards of responses are to be averaged.
+        grows = len(heads) >= _MOST_OF * len(steps) and all(after > before for before, after in pairwise(heads))
+        is_counted = most <= 1 and grows
+        if len(steps) >= max(_FEWEST, _TIMES * numbered) and not is_counted:
             yield from steps
 
 
