@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _OF_ROWS = ("steps", "save_state", "workers", "engine", "state_dir")
 """Options about rows that are to be read."""
 
-_APART = (*_OF_ROWS, "paths", "output", "output_file", "format_", "quiet", "verbose", "color", "memory")
+_APART = (*_OF_ROWS, "paths", "output", "output_file", "format_", "quiet", "verbose", "color", "memory", "embedded")
 """Options that no state depends on."""
 
 

@@ -76,10 +76,10 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
     diagnosis = None
     if not prepared.run.metrics_only:
         state = joined(prepared, state)
-        diagnosis = _diagnosis(prepared, state)
+        diagnosis = None if prepared.run.at_hand is None else _diagnosis(prepared, state)
     device, dtype = prepared.device, prepared.options.dtype
     found = judge(prepared.plan, state, prepared.configured, device=device, dtype=dtype, diagnosis=diagnosis)
-    more = [note for note in (_beside(prepared), _apart(prepared, state)) if note]
+    more = [note for note in (_beside(prepared), _apart(prepared, state), _gone(prepared)) if note]
     return replace(found, notes=(*prepared.run.notes.sentences, *found.notes, *more))
 
 
@@ -100,6 +100,16 @@ def _beside(prepared: PreparedRun) -> str:
     found = dict.fromkeys(one.origin for one in settings.values())
     places = [origin for origin in found if origin in prepared.run.metadata.origins.values()]
     return f"options that nobody gave were read from {' and '.join(places)}" if places else ""
+
+
+def _gone(prepared: PreparedRun) -> str:
+    """Say what is left out where states are all that there is of a run."""
+    if prepared.run.at_hand is not None:
+        return ""
+    return (
+        "the files of the run are not where they were when its states were saved, or were written again: causes of "
+        "disagreements were not searched for, and no rows are shown"
+    )
 
 
 def _apart(prepared: PreparedRun, state: RunState) -> str:

@@ -1,7 +1,8 @@
 """States of any command: a run is measured and its state saved; states of its parts take the place of the run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import polars as pl
@@ -19,8 +20,8 @@ from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.reader_notes import ReaderNotes
-from rolloutdoctor.io.run import Run, StepRange
-from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.io.run import Run, StepRange, open_run
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +84,9 @@ def _saved(work: Gathering, run: Run, steps: StepRange, split: str | None, comma
         work=work.identity(),
         whole=run_identity(run),
         ends=run.ends(),
+        files=tuple(
+            (file.source.path, file.stamp()) for _, part in run.parts(None, None, 1) for file in part.stored_files()
+        ),
         keys=tuple((*key, rows) for key, rows in sorted(keys.items())),
         unread=run.unread,
         log=log,
@@ -157,7 +161,7 @@ class SavedRun(Run):
                     "each command all files of the run, and other --steps"
                 )
         check_disjoint(parts)
-        notes = ReaderNotes()
+        notes = _SavedNotes(first.unread)
         for sentence in (sentence for _, saved in parts for sentence in saved.notes):
             notes(sentence)
         super().__init__((), first.metadata, _metrics(part), notes=notes)
@@ -167,6 +171,7 @@ class SavedRun(Run):
         self._keys = {StepKey(step, split): rows for step, split, rows in keys}
         self.rows = sum(self._keys.values())
         self._ends, self._unread = part.ends, part.unread
+        self._stamps = {path: stamp for each in parts for path, stamp in _part(*each).files}
 
     @property
     def metrics_only(self) -> bool:
@@ -199,12 +204,43 @@ class SavedRun(Run):
         dtype: "torch.dtype | None" = None,
         progress: Progress | None = None,
     ) -> "Iterator[RolloutBatch]":
-        """Refuse to read rows.
+        """See `Run`.
 
         Raises:
-            InputError: always.
+            InputError: if the files are not where they were, or were written again.
         """
-        raise InputError(f"{self.files[0]}: a saved state has no rows, and these are needed; name the run itself")
+        if self.at_hand is None:
+            raise InputError(f"{self.files[0]}: a saved state has no rows, and these are needed; name the run itself")
+        return self.at_hand.batches(columns, steps=steps, split=split, dtype=dtype, progress=progress)
+
+    def texts(
+        self, rows: Mapping[StepKey, Collection[int]], names: Sequence[str] = ("prompt", "response")
+    ) -> dict[tuple[StepKey, int], dict[str, object]]:
+        """See `Run`; none where the files are not at hand."""
+        return {} if self.at_hand is None else self.at_hand.texts(rows, names)
+
+    @cached_property
+    def at_hand(self) -> Run | None:
+        """The run itself, if its files are where they were when its parts were measured, and were not written again."""
+        try:
+            run = open_run(list(self._stamps), trainer=self.metadata.trainer)
+        except RolloutDoctorError:
+            return None
+        stamps = {file.source.path: file.stamp() for file in run.stored_files()}
+        return run if (stamps, run.columns) == (self._stamps, self.columns) else None
+
+
+class _SavedNotes(ReaderNotes):
+    """Notes of the readers of a run, as they were."""
+
+    def __init__(self, unread: Mapping[str, str]) -> None:
+        super().__init__()
+        self._unread = unread
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """See `ReaderNotes`."""
+        return self._unread
 
 
 def _metrics(part: GatheredPart) -> LoggedMetrics:

@@ -88,6 +88,7 @@ class GatheredPart:
         whole: digest of what every part knows of the whole run.
         ends: the first and the last step of the whole run.
         keys: step, split and number of rows of each step of the part, of both splits.
+        files: path and stamp of each file of the whole run.
         unread: columns that mean nothing here.
         log: of the metrics of the whole run, whose values are the table `LOGGED`.
         gathered: all but what the rules measured.
@@ -98,6 +99,7 @@ class GatheredPart:
     whole: str
     ends: tuple[int, int] | None
     keys: tuple[tuple[int, str, int], ...]
+    files: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
     log: LogFacts
     gathered: Gathered

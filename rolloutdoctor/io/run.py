@@ -198,6 +198,11 @@ class Run(Displayed):
         return IN_MEMORY in self.files
 
     @property
+    def at_hand(self) -> "Run | None":
+        """The run whose rows can be read again; None if there is none."""
+        return self
+
+    @property
     def metrics_only(self) -> bool:
         """True if there are logged metrics and no rows."""
         return not self._files

@@ -48,6 +48,26 @@ def test_what_is_printed_of_states_is_that_of_the_run(rolloutdoctor, saved, word
     assert one.stdout
 
 
+@pytest.mark.slow(every=True)
+def test_the_page_of_states_is_that_of_the_run_while_this_is_there(rolloutdoctor, tmp_path):
+    run, pages = tmp_path / "run.parquet", [tmp_path / f"{number}.html" for number in range(3)]
+    metrics = run.with_name("run.metrics.parquet")
+    for source, target in ((RUN, run), (RUN.with_name(metrics.name), metrics)):
+        target.write_bytes(source.read_bytes())
+    for name, steps in PARTS.items():
+        rolloutdoctor("report", run, "--steps", steps, "--save-state", tmp_path / name, "-o", pages[0], "-q")
+    states = [tmp_path / name for name in PARTS]
+    for paths, page in (([run], pages[0]), (states, pages[1])):
+        found = rolloutdoctor("report", *paths, "--groups", "2", "-o", page, "-q")
+        assert (found.returncode, found.stderr) == (0, "")
+    run.rename(tmp_path / "gone.parquet")
+    assert rolloutdoctor("report", *states, "--groups", "2", "-o", pages[2], "-q").returncode == 0
+    whole, of_states, of_gone = (page.read_text() for page in pages)
+    assert whole == of_states
+    assert "no rows are shown" in of_gone
+    assert "no rows are shown" not in whole
+
+
 @pytest.fixture
 def state(rolloutdoctor, tmp_path):
     """Return the state of a part, saved with a fix."""

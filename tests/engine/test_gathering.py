@@ -184,6 +184,16 @@ def test_what_a_page_shows(path):
     assert gathered(path, FEW, Parts(3)) == gathered(path, FEW)
 
 
+@pytest.mark.slow
+def test_what_a_page_of_states_shows(path, tmp_path):
+    def command(run, executor, steps):
+        options = replace(FEW, steps=steps)
+        report, gallery, worst = check_and_gather(run, KINDS, options, executor=executor, beside=WorstRows)
+        return whole(report), whole(gallery), repr(worst.views(report.findings, options))
+
+    assert from_states(path, tmp_path, command) == command(open_run([path]), None, None)
+
+
 def test_processes(path):
     options = DiffOptions(device="cpu", fixes=FIXES, by="reward")
     one, other = (diff(open_run([path]), options, executor=executor) for executor in (None, Processes(2)))

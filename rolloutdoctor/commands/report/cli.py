@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import groups, verdict
+from rolloutdoctor.cli import groups, states, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.commands.view.written import refuse_other_suffixes, write_page
@@ -22,6 +22,7 @@ EPILOG = (
 @guarded
 @groups.grouped
 def report(
+    context: typer.Context,
     *,
     paths: opt.Paths,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.html", help="Where to write the page.")],
@@ -37,7 +38,7 @@ def report(
             "--groups", metavar="N", min=0, max=200, help="Embed N groups that findings point at, token by token."
         ),
     ] = 0,
-    scale: verdict.Scale,
+    scale: verdict.Saved,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write a self-contained HTML report of a run."""
@@ -47,4 +48,6 @@ def report(
     refuse_other_suffixes(output)
     fixes = tuple(choose(text) for text in fix or [])
     options = groups.read_options(CheckOptions, source, part)
-    write_page(paths, source, options, output, fixes, groups=embedded, scale=scale, quiet=quiet)
+    run, executor = states.opened(context, paths, source, scale, quiet=quiet, text=True, logs_alone=True)
+    hint = verdict.faster(scale.engine, scale.workers)
+    write_page(run, executor, options, output, fixes, groups=embedded, hint=hint, quiet=quiet)

@@ -98,7 +98,8 @@ def view(
         if against is not None:
             raise UsageError("--against needs the page that is served: leave it or -o out")
         written = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
-        write_page(paths, source, written, output, groups=EMBEDDED, scale=verdict.Scale(), quiet=quiet)
+        run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
+        write_page(run, None, written, output, groups=EMBEDDED, hint=verdict.faster(None, 1), quiet=quiet)
         return
     options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
     run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True, says_notes=True)

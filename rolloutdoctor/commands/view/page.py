@@ -63,8 +63,8 @@ def page_of(
     tell("looks for the worst rows, and writes the page")
     names = [PurePath(name).name for name in run.files]
     viewer = None
-    if groups and not run.metrics_only:
-        viewer = escape(viewer_document(shared(Inspector(run, options, names), found, groups)))
+    if groups and not run.metrics_only and run.at_hand is not None:
+        viewer = escape(viewer_document(shared(Inspector(run.at_hand, options, names), found, groups)))
     page = Page(
         name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
         report=found,
@@ -72,7 +72,7 @@ def page_of(
         gallery=gallery,
         definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
         lead=lead,
-        rows=worst.views(found.findings, options),
+        rows=[] if run.at_hand is None else worst.views(found.findings, options),
         viewer=viewer,
     )
     return render(page)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.groups import Source
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.engine.parts import Executor
+    from rolloutdoctor.io.run import Run
     from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 
 
@@ -26,26 +26,26 @@ def refuse_other_suffixes(output: str) -> None:
 
 
 def write_page(
-    paths: list[str],
-    source: Source,
+    run: "Run",
+    executor: "Executor | None",
     options: "CheckOptions",
     output: str,
     fixes: "Sequence[ChosenFix]" = (),
     *,
     groups: int,
-    scale: verdict.Scale,
+    hint: str | None,
     quiet: bool,
 ) -> None:
     """Check a run, draw its pictures, and write both as a page.
 
     Args:
-        paths: as the user gave them.
-        source: who made the run, and how to read a dump.
+        run: what to report on.
+        executor: where parts of it are measured; None: in this process.
         options: what to check, and how.
         output: where to write the page.
         fixes: the pictures are drawn with and without these.
         groups: as many groups that findings point at are in the page, token by token.
-        scale: where parts of the run are measured.
+        hint: what would make it faster, or None.
         quiet: True to say nothing.
 
     Raises:
@@ -56,8 +56,6 @@ def write_page(
     from rolloutdoctor.cli.progress import progress_bar, slow_work
     from rolloutdoctor.commands.view.page import page_of
 
-    executor, hint = scale.executor(), verdict.faster(scale.engine, scale.workers)
-    run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
     check_target(output)
     with progress_bar(run.unit, quiet=quiet, hint=hint) as progress, slow_work(quiet=quiet) as tell:
         page = page_of(run, options, fixes, progress, tell, groups, executor)
