@@ -106,7 +106,9 @@ def _of_states(context: typer.Context, paths: list[str]) -> "tuple[Run, Executor
     from rolloutdoctor.engine.state_file import load_state
 
     options = given(context)
-    beside = {options[name][0]: True for name in _OF_ROWS if name in options}
+    # Elsewhere a setting may say how many processes a run is measured in, but not of which steps a result is.
+    beside = {"--steps": context.params.get("steps") is not None}
+    beside |= {options[name][0]: True for name in _OF_ROWS if name in options}
     refuse_beside(f"{paths[0]} is what was measured", beside)
     for path in paths:
         note_file(path)

@@ -92,6 +92,8 @@ def test_states_that_do_not_fit_are_refused_in_a_sentence(rolloutdoctor, state, 
     assert "leave --steps and --workers out" in refusal(
         "plot", "gradient", state, "--steps", ":2", "--workers", "2", *picture
     )
+    found = rolloutdoctor("plot", "gradient", state, *fix, *picture, env={"ROLLOUTDOCTOR_STEPS": ":2"})
+    assert "leave --steps out" in found.stderr
     assert "nothing to write" in refusal("plot", "gradient", state)
     again = tmp_path / "b.state"
     rolloutdoctor("plot", "gradient", RUN, "--steps", "2:4", *fix, "--save-state", again)
