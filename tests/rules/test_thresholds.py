@@ -155,6 +155,7 @@ BOUNDARIES = [
     near("RDG012", "floor_of_few", 0.05, lambda x: {"kl": [x] * 3, "beta": 0.1}, ("clean", "info"), "trl"),
     near("RDG012", "far", 0.3, lambda x: {"kl": [x] * 6}, ("clean", "warning"), "verl"),
     near("RDG012", "far", 0.3, lambda x: {"kl": [x] * 6}, ("info", "warning"), "trl"),
+    near("RDG012", "tokens", 500.0, lambda x: {"response_kl": [0.3 * x] * 6}, ("clean", "warning")),
     near("RDG012", "falls", 0.5, lambda x: {"kl": turns(1.0, x, at=6)}, ("skipped", "warning"), "trl"),
     Boundary(
         "RDG012",
