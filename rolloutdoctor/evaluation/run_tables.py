@@ -184,6 +184,10 @@ class RunTables:
         """Yield the rows of ranges of whole steps, one after another; those of one are in memory at a time."""
         yield from _ranges(self.tables["rows"])
 
+    def metric_ranges(self) -> Iterator[pl.DataFrame]:
+        """Yield the metrics of ranges of steps likewise; those of a block of steps, `BLOCK`, are together."""
+        yield from map(self._own, _ranges(self.tables["metrics"], block=BLOCK))
+
     def of(
         self,
         rule: str,
@@ -254,18 +258,18 @@ class RunTables:
         if shown is None:
             return self.by_name()
         kept, rest, value = [], [], pl.col("value")
-        for metrics in _ranges(self.tables["metrics"], block=_BLOCK):
-            lines = _by_name(self._own(metrics))
+        for metrics in self.metric_ranges():
+            lines = _by_name(metrics)
             kept.append(lines.join(shown, on=STEP_KEY, how="semi", maintain_order="left"))
             others = lines.join(shown, on=STEP_KEY, how="anti", maintain_order="left")
-            sums = others.group_by(pl.col("step") // _BLOCK, "split", "name", "key", maintain_order=True)
+            sums = others.group_by(pl.col("step") // BLOCK, "split", "name", "key", maintain_order=True)
             found = sums.agg(value=value.sum(), most=value.max()).with_columns(step=pl.lit(None, pl.Int64))
             is_largest = pl.col("name").is_in(list(largest))
             rest.append(found.select(*STEP_KEY, "name", "key", value=pl.when(is_largest).then("most").otherwise(value)))
         return pl.concat([*kept, *rest], rechunk=True)
 
 
-_BLOCK = 256
+BLOCK = 256
 """Steps with consecutive numbers whose named values are added up together."""
 
 

@@ -92,7 +92,7 @@ def named_values(steps):
 
 @pytest.mark.parametrize("size", [0, 10**9])
 def test_named_values_are_added_up_by_blocks_of_steps(size, monkeypatch):
-    monkeypatch.setattr(run_tables, "_BLOCK", 4)
+    monkeypatch.setattr(run_tables, "BLOCK", 4)
     monkeypatch.setattr(steps_table, "RANGE_ROWS", 7)
     frames = TableFrames(MemoryBound(size))
     for steps in ([8, 9], [0, 1, 2], [3, 4, 5, 6, 7]):
@@ -212,12 +212,12 @@ def test_a_run_has_one_report(tmp_path, monkeypatch):
     monkeypatch.setattr(steps_table, "RANGE_ROWS", 30)
     assert reported(run, NOTHING) == (whole, True)
     monkeypatch.setattr(run_state, "KEEP_STEPS", 2)
-    monkeypatch.setattr(run_tables, "_BLOCK", 4)
+    monkeypatch.setattr(run_tables, "BLOCK", 4)
     thin, on_disk = reported(run, NOTHING)
     assert on_disk
     monkeypatch.undo()
     monkeypatch.setattr(run_state, "KEEP_STEPS", 2)
-    monkeypatch.setattr(run_tables, "_BLOCK", 4)
+    monkeypatch.setattr(run_tables, "BLOCK", 4)
     assert reported(run, MemoryBound()) == (thin, False)
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import response_columns
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.measures.relation_sums import COPIES, RELATION, relation_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 2.0, 6.0
 """Standard errors that are no evidence of agreement, and those that equal rewards would give."""
-
-
-RELATION = ("tested", "bits", "kept")
-"""Of a relation in a step: rows that it says something about, how unlikely it is that rewards of other rows keep it in
-all of these, in bits, and the rows that keep it; `moved`: those that do with the rewards in another order."""
-
-COPIES = ("copies", "differing", "apart", "by_chance", "less", "squares")
-"""Of responses of a step that repeat an earlier one of their group: how many there are, how many of them have another
-reward, the sum of their rewards' squared distances from the first one's and that of the mean squared distances from
-the other rewards of their group, of the squared differences of the two, and of the squares of the second."""
 
 
 class RewardRowMisaligned(DirectRule):
@@ -130,18 +121,9 @@ class RewardRowMisaligned(DirectRule):
         return found
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each step, and for what is measured of each relation in it."""
-        names = dict.fromkeys(("worst", "row", *RELATION, "moved", *COPIES))
-        of_name = {name: pl.col("value").filter(pl.col("name") == name).first() for name in names}
-        parts = pl.col("metric").str.splitn("/", 2).struct.rename_fields(["name", "subject"])
-        lines = (
-            run.metrics.select(*STEP_KEY, parts, value="logged")
-            .unnest("metric")
-            .group_by(*STEP_KEY, "subject", maintain_order=True)
-            .agg(**of_name)
-            .with_columns(pl.col("row").cast(pl.Int64), value=pl.col("worst"))
-        )
-        return self.with_audit(run.named(lines), run)
+        """Sums of what is measured of each relation, and the rows that break one."""
+        sums, rows = relation_sums(run, None if context.lists_places else KEEP_EXAMPLES)
+        return self.with_audit(pl.concat([sums, run.named(rows)], how="diagonal"), run)
 
     def shown(self, place: Mapping[str, Any]) -> str:
         """The relation that a row breaks."""
@@ -159,9 +141,9 @@ class RewardRowMisaligned(DirectRule):
         of_words, of_order = (pl.col("subject").str.extract(r"(?s)^(.*)\|(.*)$", part) for part in (1, 2))
         moved = run.table.drop_nulls("moved").group_by(relation=of_words, order=of_order).agg(pl.sum("moved"))
         found = (
-            run.table.filter(pl.col("kept") < pl.col("tested"))
+            run.table.filter("broken")
             .group_by(relation="subject")
-            .agg(pl.sum(*RELATION), steps=pl.len())
+            .agg(pl.sum(*RELATION, "steps"))
             .join(moved, on="relation")
             .filter(pl.col("bits") >= self.bits, pl.col("moved") == pl.col("tested"))
             .sort("tested", "relation", "order", descending=[True, True, False])
