@@ -1,11 +1,11 @@
 """Memory of the tables of a run against its responses: made-up rows of all rules, kept within `--memory`, and judged.
 
-    PYTHONPATH=. python tests/lab/benchmarks/tables.py [SIZE] [RESPONSES...]
+    PYTHONPATH=. python tests/lab/benchmarks/tables.py [SIZE] [RESPONSES[/ROWS]...]
 
 Four steps of 512 responses with all that a recorder writes are measured once. Their tables come again and again, as
 later steps with other names, numbers and responses, to prompts that recur every hundred steps, until there are as many
-responses; no token is evaluated for them. Each line is a process of its own: peaks are beyond what it has before the
-first copy, in MiB.
+responses, the first ROWS of each step; no token is evaluated for them. Each line is a process of its own: peaks are
+beyond what it has before the first copy, in MiB.
 """
 
 import json
@@ -55,7 +55,7 @@ def others(part, copy):
     return {name: pl.col(name) ^ (copy % 25 if any(word in name for word in again) else copy) for name in hashes}
 
 
-def simulated(path, size, responses):
+def simulated(path, size, responses, rows=ROWS):
     """Make the tables of a long run, judge them, and print what that took."""
     from rolloutdoctor.data.step_key import StepKey
     from rolloutdoctor.engine import judge as judging
@@ -74,10 +74,11 @@ def simulated(path, size, responses):
     frames, seen = TableFrames(MemoryBound.parse(size)), []
     forget_peak()
     start, begun = memory_mib("VmRSS"), time.perf_counter()
-    for copy in range(responses // (STEPS * ROWS)):
+    for copy in range(responses // (STEPS * rows)):
         later, factor = pl.col("step") + STEPS * copy, 1 + 1e-3 * np.sin(copy)
         for part in template.tables.rows:
             names = {"step": later, "sample_id": pl.format("{}/{}", later, "row")} | others(part, copy)
+            part = part if rows == ROWS else part.filter(pl.col("row") < rows)
             frames.add("rows", part.with_columns(pl.col(pl.Float64) * factor, **names))
         for one in template.tables.metrics:
             frames.add("metrics", one.with_columns(later, logged=pl.col("logged") * factor))
@@ -114,18 +115,20 @@ def main(size="1GB", *counts):
         path = Path(folder) / "run.parquet"
         write_template(path)
         print(f"--memory {size}; MiB beyond start-up, and seconds\n")
-        print("| responses | peak, measured | on disk | s | peak, judged | widest rule | s |")
-        print(f"| ---: {'| ---: ' * 4}| --- | ---: |")
+        print("| responses | steps | peak, measured | on disk | s | peak, judged | widest rule | s |")
+        print(f"| ---: {'| ---: ' * 5}| --- | ---: |")
         for count in counts or ("1_000_000", "4_000_000"):
-            words = [sys.executable, __file__, "one", str(path), size, count]
+            responses, _, rows = count.partition("/")
+            words = [sys.executable, __file__, "one", str(path), size, responses, rows or str(ROWS)]
             said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
             measured, disk, seconds, peak, wide, name, more = json.loads(said.splitlines()[-1])
             cells = f"{measured:,.0f} | {disk:,.0f} | {seconds:.0f} | {peak:,.0f} | {name}, {wide:,.0f} | {more:.0f}"
-            print(f"| {int(count):,} | {cells} |", flush=True)
+            steps = int(responses) // (STEPS * int(rows or ROWS)) * STEPS
+            print(f"| {int(responses):,} | {steps:,} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["one"]:
-        simulated(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        simulated(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     else:
         main(*sys.argv[1:])
