@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -49,6 +50,12 @@ def offers_of(module: str) -> str | None:
     return _PACKAGES.get(module.partition(".")[0])
 
 
+@cache
+def _every_entry_point() -> Any:  # noqa: ANN401  # of a class that depends on the version of Python
+    """Read once: each look goes through every installed package."""
+    return entry_points()
+
+
 def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) -> tuple[Any, ...]:
     """Load what other packages offer, sorted by name.
 
@@ -62,7 +69,7 @@ def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) ->
         UsageError: if an entry point cannot be loaded, is something else, or takes a name that is taken.
     """
     names, found = set(taken), []
-    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+    for point in sorted(_every_entry_point().select(group=group), key=lambda point: (point.name, point.value)):
         which = f"{point.dist.name if point.dist else 'a package'} offers {point.value} as {group}"
         with _explained(which):
             loaded = point.load()

@@ -156,6 +156,22 @@ assert "http.server" not in sys.modules
 
 
 @pytest.mark.slow
+def test_a_log_is_judged_without_what_other_inputs_and_formats_need():
+    log = ROOT.parent / "sample_data" / "verifier_dies.log"
+    others = ["pyarrow.compute", "http.client", "xml.sax", "rolloutdoctor.results.figures"]
+    code = f"""
+sys.argv = ["rolloutdoctor", "check", {str(log)!r}]
+from rolloutdoctor.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 1, end.code
+assert not [name for name in {others!r} if name in sys.modules]
+"""
+    assert "polars" in loaded_after(code)
+
+
+@pytest.mark.slow
 def test_no_query_runs_while_modules_are_imported():
     """A query starts polars' threads, and a process that is forked after that waits for them for ever."""
     code = (

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import types
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
 
+from rolloutdoctor import plugins
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError
 
@@ -21,6 +23,14 @@ DUMP = """\
 1 b 0.5 -0.75
 1 b 0.25 -0.5 -0.25 -0.125
 """
+
+
+@pytest.fixture(autouse=True)
+def looks_again():
+    """What is installed changes in these tests, and is looked through once in a process."""
+    plugins._every_entry_point.cache_clear()
+    yield
+    plugins._every_entry_point.cache_clear()
 
 
 @pytest.fixture
@@ -163,3 +173,10 @@ def test_a_package_that_fails_is_named(command, tmp_path, body, words):
     assert found.returncode == 2
     assert words in found.stderr
     assert "internal error" not in found.stderr
+
+
+def test_installed_packages_are_looked_through_once(monkeypatch):
+    looks = []
+    monkeypatch.setattr(plugins, "entry_points", lambda: looks.append(1) or EntryPoints(()))
+    assert [offered(f"rolloutdoctor.{group}", (), (), "name") for group in ("rules", "trainers")] == [(), ()]
+    assert looks == [1]

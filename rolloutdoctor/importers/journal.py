@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rolloutdoctor.importers import base
 from rolloutdoctor.io.locations.paths import Source
@@ -97,6 +96,8 @@ def schema_of(journals: Sequence[Journal]) -> pa.Schema:
 
 
 def _without(table: pa.Table, keys: Keys) -> pa.Table:
+    import pyarrow.compute as pc
+
     for step, split in keys:
         table = table.filter(pc.invert(pc.and_(pc.equal(table["step"], step), pc.equal(table["split"], split))))
     return table

@@ -1,7 +1,6 @@
 """JUnit XML, which every CI server shows: one test case a rule."""
 
 import re
-from xml.sax.saxutils import escape, quoteattr
 
 from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.views.concise import standing
@@ -62,6 +61,8 @@ def _skipped(one: Skipped) -> str:
 
 
 def _body(found: Finding) -> str:
+    from xml.sax.saxutils import escape
+
     lines = [
         f"{found.severity.label}, {standing(found)}: {found.headline}",
         found.message,
@@ -79,6 +80,8 @@ def _who(code: str, name: str) -> str:
 
 
 def _attribute(text: str) -> str:
+    from xml.sax.saxutils import quoteattr
+
     return quoteattr(_clean(text))
 
 

@@ -16,8 +16,6 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from rolloutdoctor.io.locations.google import has_credentials
-from rolloutdoctor.io.locations.web import WebFile
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -94,6 +92,8 @@ def open_bytes(path: str) -> pa.NativeFile:
         return pa.OSFile(os.fsencode(path))
     with _explaining_errors(address):
         if address.scheme in _WEB:
+            from rolloutdoctor.io.locations.web import WebFile
+
             return pa.PythonFile(WebFile(address.path + address.query, _SECONDS), mode="r")
         return _store(address.scheme, address.query, _account(address)).open_input_file(_key(address))
 
@@ -172,6 +172,8 @@ def _store(scheme: str, query: str, account: str) -> fs.FileSystem:
         )
     if scheme == "gs":
         from datetime import timedelta
+
+        from rolloutdoctor.io.locations.google import has_credentials
 
         emulator = urlsplit(os.environ.get("STORAGE_EMULATOR_HOST", ""))
         endpoint = given.get("endpoint_override") or emulator.netloc or None

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
@@ -38,7 +37,7 @@ def step_numbers(column: pa.ChunkedArray, place: Place) -> np.ndarray:
         DataError: on null, negative, or beyond int64.
     """
     if column.null_count:
-        row = first(pc.is_null(column))
+        row = first(column.is_null())
         raise place.error(row, "null where an optimizer step was expected; log a step for every row")
     steps_N = int64(column, place)
     if (steps_N < 0).any():
@@ -72,7 +71,7 @@ def identifiers(column: pa.ChunkedArray, place: Place) -> pa.Array:
         DataError: on null.
     """
     if column.null_count:
-        raise place.error(first(pc.is_null(column)), "null where an identifier was expected; give every row one")
+        raise place.error(first(column.is_null()), "null where an identifier was expected; give every row one")
     return _text(column, place)
 
 
@@ -102,6 +101,8 @@ def int64(column: pa.ChunkedArray, place: Place) -> np.ndarray:
         DataError: on a value beyond int64.
     """
     if types.is_uint64(column.type):
+        import pyarrow.compute as pc
+
         too_large = pc.greater(column, scalar(_INT64_MAX, pa.uint64()))
         if pc.any(too_large).as_py():
             row = first(too_large)
@@ -136,7 +137,7 @@ def joined(column: pa.ChunkedArray) -> pa.Array:
 
 def first(is_it: "pa.ChunkedArray | pa.Array") -> int:
     """Return the place of the first True."""
-    return int(pc.index(is_it, True).as_py())
+    return int(is_it.index(True).as_py())
 
 
 def scalar(value: float, kind: pa.DataType) -> pa.Scalar:
@@ -157,5 +158,5 @@ def _viewed(array: pa.Array) -> np.ndarray:
     if types.is_boolean(array.type):
         return _viewed(array.cast(pa.uint8())).view(np.bool_)
     if array.null_count:
-        array = pc.fill_null(array, scalar(float("nan"), array.type))
+        array = array.fill_null(scalar(float("nan"), array.type))
     return np.from_dlpack(array)

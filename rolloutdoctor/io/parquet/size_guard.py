@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
@@ -107,6 +106,8 @@ def _leaves(array: pa.Array) -> Iterator[pa.Array]:
 def _leaf_bytes(leaf: pa.Array) -> int:
     if not types.is_dictionary(leaf.type):
         return int(leaf.nbytes)
+    import pyarrow.compute as pc
+
     lengths = pc.binary_length(leaf.dictionary).cast(pa.int64())
     return int(pc.sum(lengths.take(leaf.indices)).as_py() or 0)
 

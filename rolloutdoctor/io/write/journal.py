@@ -20,7 +20,6 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, Kind
 from rolloutdoctor.data.step_key import EVAL, TRAIN
@@ -303,7 +302,7 @@ def _next_table(file: pa.NativeFile, size: int) -> pa.Table:
     if table.schema == METRICS_SCHEMA and (
         any(column.null_count for column in table.columns[:3])
         or not set(table["split"].unique().to_pylist()) <= set(SPLITS)
-        or (len(table) and pc.min(table["step"]).as_py() < 0)
+        or (len(table) and min(table["step"].to_pylist()) < 0)
     ):
         raise ValueError("no log of a recorder")
     return table

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS
 from rolloutdoctor.io.write.arrow_types import arrow_type, to_arrow
@@ -106,4 +105,6 @@ def _lengths(cells: pa.Array) -> np.ndarray:
     if not cells.null_count:
         # Without `to_numpy`, which imports pandas where it is installed.
         return np.diff(np.from_dlpack(cells.offsets))
+    import pyarrow.compute as pc
+
     return np.asarray(pc.fill_null(pc.list_value_length(cells), -1).to_numpy())
