@@ -56,4 +56,4 @@ def remedy_of(words: str) -> str:
         return "compare the sign of the logged value with that of the loss which is minimized"
     if words in BITS.values():
         return "take natural logarithms, or name the unit with the metric"
-    return "divide once: look for the number of micro-batches, ranks or accumulation steps of that size"
+    return "look for a missing or double division by the number of micro-batches, ranks or accumulation steps"

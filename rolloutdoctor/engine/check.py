@@ -99,7 +99,7 @@ def _beside(prepared: PreparedRun) -> str:
     settings = prepared.configured.settings() if prepared.configured is not None else {}
     found = dict.fromkeys(one.origin for one in settings.values())
     places = [origin for origin in found if origin in prepared.run.metadata.origins.values()]
-    return f"options that nobody gave were read from {' and '.join(places)}" if places else ""
+    return f"options that you did not give were read from {' and '.join(places)}" if places else ""
 
 
 def _gone(prepared: PreparedRun) -> str:

@@ -251,7 +251,7 @@ def _of_what_is_sampled(cause: Finding, found: Finding, context: Context) -> boo
 
 def _left_its_level(cause: Finding, found: Finding, context: Context) -> bool:
     """The entropy collapsed or exploded before: one that rises by a sixth makes no reward constant."""
-    is_slow = cause.headline.startswith("the entropy rises")
+    is_slow = cause.headline.startswith("the entropy rose")
     return not is_slow and _began_earlier(cause, found, context)
 
 

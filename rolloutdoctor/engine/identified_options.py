@@ -98,7 +98,7 @@ def _with_all(stated: Mapping[str, object], trainer: Trainer, guess: tuple[str, 
             ended = min(filter(None, (ended, option.until)), key=ordered)
     if later:
         before = ".".join(map(str, version))
-        return later, f"{FROM_OPTIONS}; the release is not certain: {before} to {later}"
+        return later, f"{FROM_OPTIONS}; {before} to {later} have it"
     major, minor = parse_version(ended)[:2] if ended else (0, 0)
     return (f"{major}.{minor - 1}", f"{FROM_OPTIONS}, which is gone since {ended}") if minor else guess
 

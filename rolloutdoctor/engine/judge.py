@@ -206,10 +206,10 @@ def _never_compared(audit: AuditTally, context: Context) -> dict[str, str]:
         if fnmatchcase(name, pattern)
         and any(part in name and column in context.columns for part, column in _MADE_OF.items())
     }
-    stored = {"is_weights": "importance weights as stored", "returns": "returns as stored"}
+    stored = {"is_weights": "importance weights", "returns": "returns"}
     for column, what in stored.items():
         if column in context.columns and column not in audit:
-            left[column] = f"{what}: the trainer's metrics of them are, where they were logged"
+            left[column] = f"of the stored {what} only the trainer's metrics are compared, where logged"
     return left
 
 

@@ -49,7 +49,7 @@ def omits_rows(metadata: RunMetadata) -> bool:
 
 def _unstated(metadata: RunMetadata, trainer: Trainer) -> str:
     named = metadata.trainer == trainer.name
-    start = "" if named else f"--trainer {trainer.name}, if that made it, "
+    start = "" if named else f"--trainer {trainer.name}, if it is that, "
     try:
         configure(metadata, trainer.name, ())
     except UnstatedError as error:

@@ -30,8 +30,8 @@ def described(path: Path) -> str | None:
     return (
         f"{len(rewards):,} rewards of one response each, of which nothing says the step of the training: their mean "
         f"{way}: {fmean(first):.3g} in the first third, {fmean(last):.3g} in the last "
-        f"({change - 2 * error:+.2g} to {change + 2 * error:+.2g}); for more, give each row the step in which it was "
-        "trained on, as step"
+        f"(change of {change - 2 * error:+.2g} to {change + 2 * error:+.2g}); for more, give each row the step that "
+        "trained on it, as step"
     )
 
 

@@ -123,10 +123,7 @@ class ReaderNotes:
             is_one = sum(cells.count for cells in parts.values()) == 1
             yield f"{file}: {_some(words)} {'is no number and is' if is_one else 'are no numbers and are'} left out"
         if whole:
-            words = [
-                f"{name} is no number in any of its {cells.count:,} rows ({cells.place}: {cells.text})"
-                for name, cells in whole.items()
-            ]
+            words = [f"no cell of {name} is a number ({cells.place}: {cells.text})" for name, cells in whole.items()]
             yield f"{file}: not read, as {_some(words)}"
 
 

@@ -188,7 +188,7 @@ def tell_generic_names(names: Collection[str], tell: Callable[[str], None]) -> N
     """Say which names are taken for what, where they are no trainer's that is known."""
     taken = [f"{name} as {title}" for name, title in taken_names(names).items()]
     if taken:
-        tell(f"the names of the metrics are of no trainer that is known; read are {', '.join(taken)}")
+        tell(f"no known trainer uses these metric names; read {', '.join(taken)}")
 
 
 def is_log(path: Path) -> bool:

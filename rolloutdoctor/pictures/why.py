@@ -33,7 +33,7 @@ def draw(data: Why) -> Figure:
     """Draw the largest change."""
     if not data.ledgers:
         figure = blank(title(data))
-        empty(figure.add_subplot(), f"no change of the {data.title} stands out of its noise; name a step with --at")
+        empty(figure.add_subplot(), f"no change of the {data.title} stands out from its noise; name a step with --at")
         return figure
     ledger = data.ledgers[0]
     if not ledger.lines and ledger.of == "log":

@@ -204,7 +204,7 @@ class Excluded:
     @property
     def words(self) -> str:
         """The clause of a clean verdict."""
-        return f"{self.effect} above {f'{self.bound:.3g} {self.unit}'.rstrip()} is excluded"
+        return f"rules out {self.effect} above {f'{self.bound:.3g} {self.unit}'.rstrip()}"
 
     @property
     def too_wide(self) -> str | None:

@@ -7,7 +7,7 @@ from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.findings import InputSummary, NotApplicable, RunSetting, Setting, Skipped
 
 TIERS = {
-    0: "metrics only: what the log itself gives, no rows",
+    0: "metrics only, no rollouts",
     1: "scalars: rewards and groups, no log-probs",
     2: "one log-prob: advantages and masks, no reference",
     3: "exact: loss, KL and its gradient for every logged token",

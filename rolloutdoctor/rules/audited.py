@@ -291,13 +291,13 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     """Return the words for a cause that was established."""
     cause = causes[0]
     words = cause.words[:1].upper() + cause.words[1:]
-    share = f"{cause.as_found:,} of {cause.compared:,} logged {cause.quantity}"
+    share = f"{cause.as_found:,} of {cause.compared:,} logged values of {cause.quantity}"
     others = [name for name in cause.explains if name != cause.quantity]
     message = f"{words}: this reproduces {share}, the recorded options {cause.as_recorded:,}"
     if others:
         listed = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
         message += f"; it also explains {listed}"
-    evidence = f"largest error {number(cause.worst)} of the rounding bound"
+    evidence = f"largest error {number(cause.worst)} times the rounding bound"
     if cause.steps is not None:
         first, last, count = cause.steps
         evidence += f"; in {counted(count, 'step')}, {first} to {last}" if count > 1 else f"; in step {first}"

@@ -134,7 +134,7 @@ class FixEffect:
             return f"the options: {self.made} computes it so, and no logged value tells the two apart"
         values = counted(told.told, "logged value")
         if self.confirmed:
-            return f"{values} of which the two give different numbers agree with {self.made} as it is"
+            return f"{values} for which the two differ agree with {self.made} as it is"
         return f"of {values} {told.as_is:,} agree with {self.made} as it is, and {told.fixed:,} with the fix"
 
     def judgement(self, negligible: float, others: "tuple[FixEffect, ...]" = ()) -> Judgement:

@@ -138,7 +138,7 @@ class ReleaseFaultRule(KnownFaultRule):
         if not concerned or self.compared_fixes(context):
             return None
         absent = sorted(frozenset().union(*(self._absent(one, context) for one in concerned)))
-        return Missing(f"missing {', '.join(absent)}", "record these columns for every row")
+        return Missing(f"missing {', '.join(absent)}", f"record {' and '.join(absent)} for every row")
 
     def vacuous_reason(self, run: AuditedMeasured, context: Context) -> str | None:
         """None: the fixed objective was evaluated on the rows."""

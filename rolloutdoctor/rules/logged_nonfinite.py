@@ -76,7 +76,7 @@ def judge_nonfinite(table: pl.DataFrame, context: Context) -> Oddity | None:
     return Oddity(
         severity=Severity.ERROR if reaches else Severity.INFO if partial else Severity.WARNING,
         words=words,
-        advice=f"inspect the batch of step {onset}: empty masks, a log of 0 and overflows give NaN",
+        advice=f"inspect the batch of step {onset} for empty masks, log(0) and overflows",
         why="" if reaches else _KL_ALONE if known == {"kl"} else HIDDEN,
         onset=onset,
     )
@@ -93,7 +93,7 @@ def _clause(names: Sequence[str], bad: pl.DataFrame, table: pl.DataFrame) -> str
     before = [_before(own, name) for name in names[:_NAMED]] if len(names) <= _NAMED else []
     were = "" if not before or None in before else f" ({' and '.join(map(number, before))} before)"
     if count == len(table) == 1:
-        where = f"in step {first}, the only logged one"
+        where = f"in step {first}, the only logged step"
     elif count == len(table):
         where = f"in all {count:,} logged steps"
     elif count == 1:

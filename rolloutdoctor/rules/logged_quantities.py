@@ -40,7 +40,7 @@ def not_logged(context: Context, *names: str) -> Missing:
     """
     absent = [name for name in names if name not in context.quantities]
     titles = [BY_NAME[name].title for name in absent]
-    reason = f"the log has no metric of the {' and the '.join(titles)}"
+    reason = f"the log has no metric for the {' and the '.join(titles)}"
     if not context.likely_writers or not context.metrics | context.averaged:
         return Missing(reason, context.recording.get("metrics", logs_remedy()))
     writer = context.likely_writers[0]

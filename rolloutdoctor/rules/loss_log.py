@@ -94,8 +94,8 @@ def judge_log(log: pl.DataFrame, near_zero: float, context: Context) -> Judgemen
     return Judgement(
         severity=Severity.INFO,
         confirmed=True,
-        headline=f"|loss| < {near_zero:g} in {'all of ' if count > 1 else ''}{lines}, rounded to four digits: {have} a "
-        "nonzero gradient",
+        headline=f"|loss| < {near_zero:g} in {'all ' if count > 1 else ''}{lines}, as printed with four digits: {have} "
+        "a nonzero gradient",
         message=(
             f"the losses of {lines} are printed with four digits, and the gradient norm is up to "
             f"{number(log.select(pl.max('norm')).item())}: the gradient is nonzero, only the printed loss is "
@@ -115,8 +115,8 @@ def _still(lines: str, near_zero: float, *, is_free: bool) -> Judgement:
     return Judgement(
         severity=Severity.WARNING,
         confirmed=True,
-        headline=f"loss and gradient norm are 0 in all of {lines}",
-        message=f"the loss is below {near_zero:g} and the gradient norm is 0 in all of {lines}"
+        headline=f"loss and gradient norm are 0 in all {lines}",
+        message=f"the loss is below {near_zero:g} and the gradient norm is 0 in all {lines}"
         + (": no group had reward variance" if is_free else ""),
         evidence="the trainer's own log",
         advice="change the prompts or check the reward function: all responses to each prompt got the same reward"

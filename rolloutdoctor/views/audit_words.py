@@ -14,7 +14,7 @@ def audit_lines(audit: Sequence[AuditEntry]) -> Iterator[str]:
     compared = [entry for entry in audit if entry.compared]
     agreeing = [entry for entry in compared if entry.outcome == "intended" and not entry.with_fixes]
     if agreeing:
-        yield f"{_counted(agreeing)} are reproduced by the rows and the options"
+        yield f"{_counted(agreeing)} are reproduced from the rollouts and options"
     faulty = [entry for entry in compared if entry.outcome == "known fault"]
     for code in dict.fromkeys(entry.fault for entry in faulty):
         entries = [entry for entry in faulty if entry.fault == code]
@@ -46,7 +46,9 @@ def audit_line(audit: Sequence[AuditEntry]) -> str:
     names = ", ".join(_named(entry) for entry in differing[:_LISTED])
     more = f" and {len(differing) - _LISTED} more" if len(differing) > _LISTED else ""
     total = sum(entry.compared for entry in compared)
-    return f"{values:,} of {total:,} logged values are reproduced by the rows and the options; not all of {names}{more}"
+    return (
+        f"{values:,} of {total:,} logged values are reproduced from the rollouts and options; not all of {names}{more}"
+    )
 
 
 def _of_agreeing(compared: Sequence[AuditEntry]) -> Iterator[str]:

@@ -55,5 +55,5 @@ def severities(report: Report) -> str:
     ]
     rest = len(report.findings) - len(labels)
     if rest:
-        parts.append(f"{rest} consequence{'' if rest == 1 else 's'} of {'it' if len(labels) == 1 else 'them'}")
+        parts.append(f"{rest} consequence{'' if rest == 1 else 's'}")
     return ", ".join(parts) if parts else "no findings"

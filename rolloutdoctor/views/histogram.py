@@ -71,7 +71,7 @@ def histograms(gallery: Gallery, style: Style) -> str:
         lines += ["", f"{title}: {values.total:,}", *(f"  {line}" for line in histogram(values, style))]
     if not lines:
         return ""
-    return "\n".join([*lines, "", "Heights go with the square root of the count."]) + "\n"
+    return "\n".join([*lines, "", "Bar heights scale with the square root of the count."]) + "\n"
 
 
 def _distributions(gallery: Gallery) -> Iterator[tuple[str, Histogram]]:

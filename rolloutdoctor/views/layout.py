@@ -68,7 +68,7 @@ def header(subject: RunResult) -> Text:
         f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, "
         f"{many(size.tokens, 'token')}   {subject.device} {subject.dtype}"
     )
-    alone = f"{many(size.steps, 'step')} of a log, no rollouts" if size.steps else "no step was read"
+    alone = f"{many(size.steps, 'step')} logged, no rollouts" if size.steps else "no step was read"
     words = f"{plain(made_by(subject))}   {rows if size.rows else alone}"
     return Text.assemble((f"rolloutdoctor {subject.version}", "bold"), f"   {words}")
 
@@ -78,12 +78,14 @@ def made_by(subject: RunResult) -> str:
 
     >>> from rolloutdoctor.results.findings import InputSummary, Report
     >>> made_by(Report("0.1.0", "cpu", "float32", InputSummary(), likely_trainers=("trl", "ms-swift")))
-    'trl or ms-swift by the names in the log'
+    'trl or ms-swift (inferred from metric names)'
     """
     if subject.trainer:
         return f"{subject.trainer} {subject.trainer_version or ''}".rstrip()
     likely: tuple[str, ...] = getattr(subject, "likely_trainers", ())
-    return f"{' or '.join(likely)} by the names in the log" if 0 < len(likely) <= _MOST_LIKELY else "trainer unknown"
+    return (
+        f"{' or '.join(likely)} (inferred from metric names)" if 0 < len(likely) <= _MOST_LIKELY else "trainer unknown"
+    )
 
 
 def many(count: int, noun: str) -> str:

@@ -112,7 +112,7 @@ def _ends(vital: Vital) -> str:
     first, last, least, most = (f"{each:.{digits}g}" for each in (vital.first, vital.last, *ends))
     if least == most:
         return f"it is {first}{' in all of them' if len(vital.series) > 1 else ''}"
-    span = "" if {first, last} == {least, most} else f" ({least} to {most} in all)"
+    span = "" if {first, last} == {least, most} else f" (range {least} to {most})"
     return f"{first} in the first, {last} in the last{span}"
 
 
@@ -232,7 +232,7 @@ def _thirds(trend: Trend) -> str:
 def _interval(trend: Trend) -> str:
     """Of two standard errors."""
     low, high = (trend.change + sign * 2 * trend.error for sign in (-1, 1))
-    return f" ({low:+.2g} to {high:+.2g})"
+    return f" (change of {low:+.2g} to {high:+.2g})"
 
 
 def _without_reward(vitals: tuple[Vital, ...]) -> Iterator[str]:

@@ -44,7 +44,7 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
 
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
-    """Tell a fault in five lines, information once a family and the properties in one; then the rest in short."""
+    """Tell a fault in five lines, information once a family and properties in one line; then the rest in short."""
     codes = [finding.code for finding in report.findings]
     properties = []
     for finding, members in by_family(report.findings):
@@ -64,7 +64,7 @@ def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
         yield ""
     if properties:
         words = ", ".join(f"{finding.code} {finding.name}" for finding in properties)
-        yield hanging(Text("properties"), Text(words), 11)
+        yield hanging(Text("other info"), Text(words), 11)
     audit = audit_line(report.audit)
     if audit:
         yield hanging(Text("audit"), Text(plain(audit, 300)), 11)
@@ -117,7 +117,7 @@ def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
     for note in report.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), 11)
     if report.findings:
-        yield "These are measurements of the rows, not proof of a broken run."
+        yield "These are measurements of the rollouts, not proof that the run is broken."
 
 
 def _headline(finding: Finding, style: Style, see: str = "") -> RenderableType:

@@ -83,9 +83,8 @@ def _healthy(report: Report) -> str:
     compared = sum(entry.compared for entry in report.audit)
     if not compared:
         return "Healthy: no fault was found. No logged value could be compared with the rows."
-    return (
-        f"Healthy: {many(compared, 'logged value')} are reproduced by the rows and the options, and no fault was found."
-    )
+    values = f"{many(compared, 'logged value')} {'is' if compared == 1 else 'are'}"
+    return f"Healthy: no fault was found, and {values} reproduced from the rollouts and options."
 
 
 def _nothing_else(report: Report) -> str:
@@ -140,7 +139,7 @@ def _of_faults(faults: list[Finding], report: Report) -> str:
     sentence = as_sentence(worst.headline) + _story(worst, report)
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
     if share is not None and share.value and isfinite(share.value) and shown(share) not in sentence:
-        sentence += f"; {shown(share)} of the log-prob gradient"
+        sentence += f"; this affects {shown(share)} of the log-prob gradient"
     return f"{sentence}. To fix it: {worst.advice}.{_others(faults[1:])}"
 
 

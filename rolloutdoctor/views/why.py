@@ -67,7 +67,7 @@ def _moved(ledger: Ledger) -> str:
     few, more = list(ledger.coincidences[:_FEW]), len(ledger.coincidences) - _FEW
     few = [*few, *([f"{more} more"] if more > 0 else [])]
     several = f"{', '.join(few[:-1])} and {few[-1]}" if few[1:] else "".join(few)
-    moved = f"With it moved {several}" if few else "Nothing else that is logged moved with it"
+    moved = f"Also changed there: {several}" if few else "No other logged metric changed there"
     return f"{words}. {moved}."
 
 
@@ -148,10 +148,10 @@ def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
             yield from _of_line(line, ledger, style)
         yield from (_aside(title, words) for title, words in trajectories(ledger))
         yield from (_aside("begins", f"{one.code} {one.headline}") for one in ledger.began)
-        yield from (_aside("beside", one) for one in ledger.coincidences)
+        yield from (_aside("also", one) for one in ledger.coincidences)
         yield from (_aside("note", one) for one in ledger.notes)
         if ledger.coincidences:
-            yield _aside("", "what moved at the same step (beside) need not be a cause")
+            yield _aside("", "what else changed at that step (also) need not be a cause")
         yield ""
     yield from (_aside("note", note) for note in found.notes)
     if not style.quiet:

@@ -19,7 +19,7 @@ def test_compare_prints_draws_and_exits(rolloutdoctor, tmp_path):
     a, b = _two(tmp_path)
     done = rolloutdoctor("compare", a, b, "-o", tmp_path / "both.png", "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("The runs part at step 2: reward differs in 1 of 24 rows (row r71: ")
+    assert done.stdout.startswith("The runs diverge at step 2: reward differs in 1 of 24 rows (row r71: ")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     again = rolloutdoctor("compare", a, b, "--exit-code", "--format", "json", "--device", "cpu")
     assert again.returncode == 1

@@ -132,7 +132,7 @@ def test_every_fix_in_one_table(rolloutdoctor, run):
     assert table.index("zero-std:loss") < table.index("rejected-rows")
     for words in (
         "zero-std:loss: loss -0.0",
-        "not about   loo-std:exact: needs the standard deviation of a row's siblings",
+        "n/a         loo-std:exact: needs the standard deviation of a row's siblings",
     ):
         assert words in found.stdout
     body = json.loads(rolloutdoctor("diff", run, "--all-fixes", "--format", "json").stdout)
@@ -157,7 +157,7 @@ def test_a_fix_whose_column_is_missing_is_named(rolloutdoctor, tmp_path):
     # Without a mask there is no loss, in which the KL of a group could show.
     assert "no column zero-std:loss, rejected-rows:singleton-raw: without response_mask; record the run" in said
     assert "no column mask-truncated-vote:truncated: without response_mask, status; record the run" in said
-    assert "no change exact-equality-std:zero" in said or "not about exact-equality-std:zero" in said
+    assert "no change exact-equality-std:zero" in said or "n/a exact-equality-std:zero" in said
 
 
 def test_every_variant_of_every_fix_is_the_default(rolloutdoctor, run):

@@ -23,7 +23,7 @@ def test_each_kind_is_one_sentence():
     assert notes.sentences == (
         "anything",
         "a.csv: 2 cells of loss (line 3: 'oops') are no numbers and are left out",
-        "a.csv: not read, as reward is no number in any of its 1 rows (line 2: 'n/k')",
+        "a.csv: not read, as no cell of reward is a number (line 2: 'n/k')",
         "a.csv: steps 3, 4 (eval) are there twice with other values (kl at step 3 is 0.5 and then 0.25; the last "
         "counts): a run that was resumed?",
     )
@@ -83,8 +83,8 @@ def test_a_column_of_text_is_said_and_is_no_absent_one(rolloutdoctor, tmp_path, 
     changed = FORMS[name].replace(",0.5,", ",half,").replace('"reward": 0.5', '"reward": "half"')
     (tmp_path / name).write_text(changed)
     found = json.loads(rolloutdoctor("check", tmp_path / name, "--format", "json").stdout)
-    assert any("reward is no number in any of its 12 rows" in note and "'half'" in note for note in found["notes"])
-    lacking = [one for one in found["skipped"] if "no metric of the reward" in one["reason"]]
+    assert any("no cell of reward is a number" in note and "'half'" in note for note in found["notes"])
+    lacking = [one for one in found["skipped"] if "no metric for the reward" in one["reason"]]
     assert lacking
     assert all("logged, but not as a number: reward is 'half'" in one["reason"] for one in lacking)
     assert all(one["remedy"].startswith("log reward as a number") for one in lacking)

@@ -85,7 +85,7 @@ def test_the_first_difference_is_the_first_in_causal_order_of_the_earliest_step(
         "policy_log_probs": (71, 71),
     }
     assert next(one for one in found.matched if one.quantity == "reward").largest == 1.0
-    assert "The runs part at step 1: old_log_probs differs in 1 of 24 rows" in verdict(found)
+    assert "The runs diverge at step 1: old_log_probs differs in 1 of 24 rows" in verdict(found)
     assert "In that step prompt, response and response_mask are equal." in verdict(found)
 
 
@@ -138,7 +138,7 @@ def test_what_is_not_comparable_is_said(compared):
     found = compared(mine, other, metadata=(None, None))
     assert "Not compared, as only one run has them: ref_log_probs." in found.notes
     assert any("rows of one length are taken to be one response" in note for note in found.notes)
-    assert any("Nothing is recomputed of A" in note for note in found.notes)
+    assert any("Nothing is recomputed for A" in note for note in found.notes)
     del other["sample_id"]
     assert "Rows cannot be joined: a run has no column sample_id." in compared(mine, other).notes
 
@@ -165,7 +165,7 @@ def test_a_log_has_steps_and_no_rows(tmp_path):
     path.write_text("".join(f'{{"step": {step}, "reward": 0.{step}, "kl": 0.1}}\n' for step in range(4)))
     found = compare(rd.open(path), rd.open(path), CheckOptions(), names=("a", "b"))
     text = RENDERERS["full"](found, Style(width=100, color=False, unicode=True, verbose=False))
-    assert text.count("4 steps of a log, no rollouts") == 2
+    assert text.count("4 steps logged, no rollouts") == 2
 
 
 @pytest.mark.slow

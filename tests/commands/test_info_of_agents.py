@@ -89,7 +89,7 @@ def shown(path, *more):
 def test_text_and_json(tmp_path):
     path = agent_run(tmp_path, turns=TURNS, status=["stop", "stop"])
     text = " ".join(shown(path).split())
-    assert "agent its trajectories have turns, status agent no trajectory_id: TRL trains one row for each" in text
+    assert "agent trajectory columns: turns, status agent no trajectory_id: TRL trains one row for each" in text
     assert "absent task_id" not in text
     assert json.loads(shown(path, "--format", "json"))["agent"].keys() == {
         "trajectory_id",
@@ -97,4 +97,4 @@ def test_text_and_json(tmp_path):
         "error",
     }
     plain = agent_run(tmp_path, masks=((1, 1, 1), (1, 1, 1)))
-    assert "its trajectories have" not in shown(plain)
+    assert "trajectory columns" not in shown(plain)

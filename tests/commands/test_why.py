@@ -202,7 +202,7 @@ def test_a_log_without_terms_says_what_moved_and_what_begins_there(tmp_path):
     said = " ".join(out.partition("\n  ")[0].split())
     assert said.startswith("Gradient norm fell by 1.8")
     assert "RDT001 begins there: every reward is 0 from step 21 on" in said
-    assert "With it moved reward from 0.59" in said
+    assert "Also changed there: reward from 0.59" in said
     assert "remainder" not in out
     body = json.loads(command(["why", str(path), "--metric", "grad_norm", "--format", "json"], tmp_path)[1])
     assert body["began"][0] == {"code": "RDT001", "name": first.name, "onset": 21, "headline": first.headline}
@@ -234,8 +234,8 @@ def test_a_log_with_terms_is_split_and_not_judged(tmp_path):
     [
         (["why", "--metric", "grad_norm", "-o", "x.png"], "the log holds no term of the gradient norm"),
         (["plot", "why", "--metric", "grad_norm", "-o", "x.svg"], "the log holds no term of the gradient norm"),
-        (["plot", "why", "--metric", "kl", "-o", "x.svg"], "no change of the KL stands out of its noise"),
-        (["why", "--metric", "kl", "-o", "x.png"], "no change of the KL stands out of its noise"),
+        (["plot", "why", "--metric", "kl", "-o", "x.svg"], "no change of the KL stands out from its noise"),
+        (["why", "--metric", "kl", "-o", "x.png"], "no change of the KL stands out from its noise"),
     ],
 )
 def test_a_picture_of_nothing_is_a_sentence(tmp_path, words, said):
@@ -253,7 +253,7 @@ def test_what_the_rows_lack_is_said(mixed, tmp_path):
     columns = random_columns(5, steps=8)
     (ledger,) = rd.why(write(tmp_path / "bare.parquet", columns), "reward", at=4, device="cpu").ledgers
     assert any("prompts seen again" in note for note in ledger.notes)
-    assert any("do not tell them apart" in note for note in ledger.notes)
+    assert any("cannot be told from that of a different policy" in note for note in ledger.notes)
     assert [line.cause for line in ledger.lines][-1] == "pass rate, prompts differing"
 
 

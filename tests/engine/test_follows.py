@@ -225,7 +225,7 @@ OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 
         (
             [
                 begun("RDT001", 46),
-                replace(begun("RDT003", 13, WARNING), headline="the entropy rises from 1.93 to 2.23"),
+                replace(begun("RDT003", 13, WARNING), headline="the entropy rose from 1.93 to 2.23"),
             ],
             [("RDT001", None), ("RDT003", None)],
         ),
@@ -427,7 +427,7 @@ def test_every_format_says_what_follows_under_its_cause(name):
         "RDG002",
     ]
     if name in ("full", "concise", "markdown", "github"):
-        assert "1 error, 1 info, 1 consequence of them" in text
+        assert "1 error, 1 info, 1 consequence" in text
 
 
 def test_a_consequence_is_no_failure_and_no_annotation_of_its_own():

@@ -37,7 +37,10 @@ def thirds(errors: float, size: int) -> list[float]:
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        (thirds(SURE - 0.1, 4), "The reward probably rose: 0 in the first third, 2.76 in the last (+1.3 to +4.2). "),
+        (
+            thirds(SURE - 0.1, 4),
+            "The reward probably rose: 0 in the first third, 2.76 in the last (change of +1.3 to +4.2). ",
+        ),
         (thirds(SURE + 0.1, 4), "The reward rose: 0 in the first third, 2.9 in the last. "),
         (thirds(-SURE - 0.1, 4), "The reward fell: 0 in the first third, -2.9 in the last. "),
         (thirds(-SURE + 0.1, 4), "The reward probably fell: "),
@@ -50,8 +53,8 @@ def thirds(errors: float, size: int) -> list[float]:
         (thirds(-LIKELY + 0.1, 4), "12 lines are too few to tell whether the reward rises: 0 in the first third, "),
         (
             thirds(SURE + 0.1, 4)[1:],
-            "11 lines are too few to tell whether the reward rises: 0.866 in the first, 3.77 in the last (-0.866 to "
-            "3.77 in all). ",
+            "11 lines are too few to tell whether the reward rises: 0.866 in the first, 3.77 in the last (range -0.866 "
+            "to 3.77). ",
         ),
         (range(7), "The reward rose: 0.5 in the first third, 5.5 in the last of 7 lines. "),
         (range(7, 0, -1), "The reward fell: 6.5 in the first third, 1.5 in the last of 7 lines. "),
@@ -95,8 +98,8 @@ def test_a_rise_within_the_first_third_is_a_rise(tmp_path, noise, said):
         (
             [0.5, 0.6] * 15,
             thirds(SURE - 0.1, 10),
-            "The reward has not moved: 0.55 in the first third, 0.55 in the last (-0.047 to +0.047). The accuracy "
-            "probably rose: ",
+            "The reward has not moved: 0.55 in the first third, 0.55 in the last (change of -0.047 to +0.047). The "
+            "accuracy probably rose: ",
         ),
         (range(30), range(30), "The reward rose: 4.5 in the first third, 24.5 in the last. Too little"),
         (
@@ -151,7 +154,7 @@ def test_a_reward_that_has_not_moved_says_how_far_the_policy_is_from_the_referen
     path = tmp_path / "log.jsonl"
     rows = [{"step": n, "loss": 0.01 * n, "reward": n % 2, "objective/kl": 0.0 if n < 20 else value} for n in range(30)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = "The reward has not moved: 0.5 in the first third, 0.5 in the last (-0.47 to +0.47)"
+    words = "The reward has not moved: 0.5 in the first third, 0.5 in the last (change of -0.47 to +0.47)"
     assert verdict(rd.check(path)).startswith(words + said), verdict(rd.check(path))
 
 
@@ -159,8 +162,8 @@ def test_a_reward_that_has_not_moved_says_how_far_the_policy_is_from_the_referen
     ("lengths", "said"),
     [
         ([401, 399, 350, 300, 250, 201, 199], "; the response length fell from 401 to 199."),
-        ([401, 399, 350, 300, 250, 202, 200], " (0.5 to 0.6 in all)."),
-        ([400, 300, 350, 200, 250, 150, 160], " (0.5 to 0.6 in all)."),
+        ([401, 399, 350, 300, 250, 202, 200], " (range 0.5 to 0.6)."),
+        ([400, 300, 350, 200, 250, 150, 160], " (range 0.5 to 0.6)."),
         ([100, 110, 120, 150, 170, 210, 230], "; the response length rose from 100 to 230."),
     ],
 )

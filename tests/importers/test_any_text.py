@@ -207,14 +207,16 @@ def test_a_broken_line_of_json_is_one_line(tmp_path, broken):
     rows = [json.dumps({"step": step, "loss": 0.5, "kl": 0.1}) for step in (1, 3)]
     values, told, _ = read(tmp_path / "log.jsonl", f"{rows[0]}\n{broken}\n{rows[1]}\n")
     assert sorted(values) == [1, 3]
-    assert told == [f"{tmp_path}/log.jsonl: 1 line is no whole JSON object, and left out (line 2)"]
+    assert told == [f"{tmp_path}/log.jsonl: 1 line is not a complete JSON object, and left out (line 2)"]
 
 
 def test_of_a_line_of_json_that_was_cut_the_whole_pairs_are_read(tmp_path):
     text = '{"step": 1, "loss": 0.5, "kl": 0.1}\n{"step": 2, "loss": 0.25, "reward": [0, 1], "kl": 0.12, "lr": 1e-'
     values, told, _ = read(tmp_path / "log.jsonl", f"{text}\n")
     assert values[2] == {"loss": 0.25, "kl": 0.12}
-    assert told == [f"{tmp_path}/log.jsonl: 1 line is no whole JSON object, and read up to where the cut is (line 2)"]
+    assert told == [
+        f"{tmp_path}/log.jsonl: 1 line is not a complete JSON object, and read up to where it is cut off (line 2)"
+    ]
 
 
 @pytest.mark.parametrize(("whole", "step"), [((1,), 2), ((10, 20), 30)])
@@ -222,14 +224,14 @@ def test_a_step_behind_the_cut_of_the_last_line_is_the_next(tmp_path, whole, ste
     rows = [json.dumps({"loss": 0.5, "kl": 0.1, "step": number}) for number in whole]
     values, told, _ = read(tmp_path / "log.jsonl", "\n".join([*rows, '{"loss": 0.25, "kl": 0.5, "st\n']))
     assert values[step] == {"loss": 0.25, "kl": 0.5}
-    assert f"its step stood behind the cut, and is taken for {step}" in told[0]
+    assert f"its step was cut off, and is taken to be {step}" in told[0]
 
 
 def test_a_line_without_its_step_is_left_out_where_others_follow(tmp_path):
     rows = [json.dumps({"loss": 0.5, "kl": 0.1, "step": number}) for number in (1, 10)]
     values, told, _ = read(tmp_path / "log.jsonl", f'{rows[0]}\n{{"loss": 0.25, "kl": 0.5, "st\n{rows[1]}\n')
     assert sorted(values) == [1, 10]
-    assert told == [f"{tmp_path}/log.jsonl: 1 line is no whole JSON object, and left out (line 2)"]
+    assert told == [f"{tmp_path}/log.jsonl: 1 line is not a complete JSON object, and left out (line 2)"]
 
 
 def test_of_a_list_of_numbers_the_mean_is_read(tmp_path):

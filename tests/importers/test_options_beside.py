@@ -460,10 +460,10 @@ def test_the_names_of_options_say_whose_they_are(names, trainer):
 @pytest.mark.slow
 def test_the_report_names_the_places():
     report, _ = checked(OUTPUT)
-    assert "options that nobody gave were read from README.md and checkpoint-12/training_args.bin" in report.notes
+    assert "options that you did not give were read from README.md and checkpoint-12/training_args.bin" in report.notes
     every = [f"{name}={one.value}" for name, one in report.config.items() if name != "version"]
     report, _ = checked(OUTPUT, trainer="trl@1.16.0", settings=[each for each in every if "reward_weights" not in each])
-    assert "options that nobody gave were read from checkpoint-12/training_args.bin" in report.notes
+    assert "options that you did not give were read from checkpoint-12/training_args.bin" in report.notes
 
 
 def test_what_wandb_init_was_given_where_the_console_prints_no_options(tmp_path):

@@ -192,9 +192,9 @@ def test_samples_that_show_the_beginning_of_a_response(tmp_path, write):
 @pytest.mark.parametrize(
     ("more", "came"),
     [
-        (0.0, "their mean has not moved: 1.38 in the first third, 1.62 in the last (-0.71 to +1.2); "),
-        (0.1, "their mean rose: 1.98 in the first third, 4.92 in the last (+1."),
-        (-0.1, "their mean fell: 0.785 in the first third, -1.68 in the last (-3."),
+        (0.0, "their mean has not moved: 1.38 in the first third, 1.62 in the last (change of -0.71 to +1.2); "),
+        (0.1, "their mean rose: 1.98 in the first third, 4.92 in the last (change of +1."),
+        (-0.1, "their mean fell: 0.785 in the first third, -1.68 in the last (change of -3."),
     ],
 )
 def test_samples_that_are_counted_one_by_one_are_no_steps(tmp_path, write, more, came):

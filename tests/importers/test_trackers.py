@@ -162,7 +162,7 @@ def test_a_history_without_numbers_gives_way_to_the_console(tmp_path):
     (run / "files" / "output.log").write_text("step:1 - actor/pg_loss:0.5 - critic/score/mean:0.25\n")
     told = []
     assert entries(run, told) == {(1, "train"): {"actor/pg_loss": 0.5, "critic/score/mean": 0.25}}
-    assert "the history (run-*.wandb) has no numbers: read is the console of the run" in told[0]
+    assert "the history (run-*.wandb) has no numbers: the run's console log" in told[0]
 
 
 def test_the_folder_of_several_runs(tmp_path):

@@ -142,7 +142,7 @@ def test_a_log_whose_names_two_trainers_share_names_both(tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = rolloutdoctor.check(tmp_path / "log.jsonl")
     assert report.likely_trainers == ("trl", "ms-swift")
-    assert "trl or ms-swift by the names in the log" in RENDERERS["full"](report, Style(width=100))
+    assert "trl or ms-swift (inferred from metric names)" in RENDERERS["full"](report, Style(width=100))
 
 
 def recorded():

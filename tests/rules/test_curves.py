@@ -212,5 +212,5 @@ def test_steps_without_spread_are_told_once(tmp_path):
     curves["reward_std"] = np.where(free, 0.0, curves["reward_std"])
     curves["frac_reward_zero_std"] = np.where(free, 1.0, curves["frac_reward_zero_std"])
     words = verdict(checked(tmp_path, curves))
-    assert words.startswith("In 100 of 150 steps every group had equal rewards; all still updated the weights.")
+    assert words.startswith("In 100 of 150 steps every group had equal rewards; all of them still updated the weights.")
     assert "nothing" not in words

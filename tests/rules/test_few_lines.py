@@ -72,7 +72,7 @@ def test_pasted_steps_of_such_a_trainer_are_no_windows(tmp_path):
     two = finding(verl(tmp_path / "two.log", (8, free), (13, free)), "RDG003")
     assert two.headline == "in steps 8 and 13 every group had equal rewards; both still updated the weights"
     four = finding(verl(tmp_path / "four.log", *((step, free) for step in (3, 6, 9, 12))), "RDG003")
-    assert four.headline == "in all 4 steps every group had equal rewards; all still updated the weights"
+    assert four.headline == "in all 4 steps every group had equal rewards; all of them still updated the weights"
 
 
 @pytest.mark.parametrize(("bad", "words"), [("nan", "NaN"), ("Infinity", "infinite"), ("-inf", "infinite")])
@@ -90,7 +90,7 @@ def test_each_metric_that_is_not_finite_is_said_of_its_own_steps(tmp_path):
 
 def test_the_name_of_a_metric_is_not_capitalised(tmp_path):
     report = rd.check(jsonl(tmp_path / "log.jsonl", SWIFT | {"kl": float("nan")}))
-    assert verdict(report).startswith("kl is NaN in step 1, the only logged one. ")
+    assert verdict(report).startswith("kl is NaN in step 1, the only logged step. ")
 
 
 @pytest.mark.parametrize(("before", "after", "is_found"), [(0.0, 0.31, True), (0.0, 0.29, False), (0.02, 0.31, False)])

@@ -189,7 +189,7 @@ def test_one_line_of_nan_names_the_step_and_the_metrics(tmp_path):
     found, _ = only(report_of(path), "RDM003")
     assert (found.severity.label, found.headline) == (
         "warning",
-        "entropy and 2 more metrics are NaN in step 1, the only logged one",
+        "entropy and 2 more metrics are NaN in step 1, the only logged step",
     )
 
 

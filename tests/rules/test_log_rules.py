@@ -85,7 +85,7 @@ def test_every_rule_on_logs_tests_what_a_trainer_logs_or_says_what_it_does_not(t
     report = check(healthy(trainer), CheckOptions(rules=tuple(ON_LOGS), device="cpu"))
     titles = {BY_NAME[name].title: name for name in BY_NAME}
     for skipped in report.skipped:
-        reason = skipped.reason.removeprefix("the log has no metric of the ")
+        reason = skipped.reason.removeprefix("the log has no metric for the ")
         absent = [titles[title] for title in reason.split(" and the ") if title in titles]
         # Few names belong to several trainers, and then to none for certain.
         if absent:
@@ -101,7 +101,7 @@ def test_every_rule_on_logs_tests_what_a_trainer_logs_or_says_what_it_does_not(t
 
 
 OTHER_REASONS = {
-    "RDO012": "the log has no metric of the difference of sampler and trainer",
+    "RDO012": "the log has no metric for the train-inference mismatch",
     "RDO015": "options that say how many updates a batch has",
     "RDM008": "no identity connects the metrics",
     "RDG004": "nothing gives the coefficient of the KL in the loss",
@@ -117,4 +117,4 @@ def test_names_that_are_shared_are_known(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "train/loss": 0.13, "train/grad_norm": NaN, "own/number": 3.0}\n')
     (found,) = [one for one in rd.check(path).findings if one.code == "RDM003"]
-    assert found.headline == "train/grad_norm is NaN in step 1, the only logged one"
+    assert found.headline == "train/grad_norm is NaN in step 1, the only logged step"

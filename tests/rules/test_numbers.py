@@ -399,7 +399,7 @@ def test_a_few_steps_say_nothing(code):
 
 @pytest.mark.parametrize("code", ["RDT003", "RDO012"])
 def test_what_is_not_logged_is_not_measured(code):
-    assert f"{code} skipped: the log has no metric of" in diagnose_log(code, reward=FLAT)
+    assert f"{code} skipped: the log has no metric for" in diagnose_log(code, reward=FLAT)
 
 
 def test_what_began_first_is_said_first(tmp_path):

@@ -359,7 +359,7 @@ def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
     assert (finding.code, finding.cause.hypothesis) == ("RDG005", "entropy-bonus-flipped")
     assert finding.cause.steps == (1, 1, 1)
     assert [(one.code, one.headline) for one in times(0).findings] == [
-        ("RDI014", "The loss has no entropy bonus, although a coefficient is recorded (3 of 3 logged loss)")
+        ("RDI014", "The loss has no entropy bonus, although a coefficient is recorded (3 of 3 logged values of loss)")
     ]
     # Another factor of it.
     assert causes(times(-0.7)) == []

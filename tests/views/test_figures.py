@@ -297,10 +297,10 @@ def test_a_panel_says_what_begins_there_and_not_the_name_of_the_rule():
     """RDT003 is called entropy-collapse, also where the entropy rises."""
     data = overview()
     vital = replace(data.vitals[0], marks=((5, "RDT003"),))
-    said = {"RDT003": "the entropy rises from 1.2 to 1.9 nats, while the reward went from 0.6 to 0.4"}
+    said = {"RDT003": "the entropy rose from 1.2 to 1.9 nats, while the reward went from 0.6 to 0.4"}
     figure = figure_of("overview", replace(data, vitals=(vital,), headlines=said))
     title = " ".join(figure.axes[0].get_title(loc="left").split())
-    assert title.endswith("The entropy rises from 1.2 to 1.9 nats, from step 5")
+    assert title.endswith("The entropy rose from 1.2 to 1.9 nats, from step 5")
     assert "collapse" not in title
 
 

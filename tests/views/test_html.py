@@ -183,7 +183,7 @@ def test_the_page_says_what_there_is_to_say():
         "RDA001: Rows without a trained token. What it does Finds rows & such.",
         "It <moves>",
         "1,234 rows in 77 groups, 5 steps, 123,456 tokens",
-        "not proof of a broken run",
+        "not proof that the run is broken",
     ):
         assert part in words, part
     assert ">>>" not in words

@@ -64,7 +64,7 @@ def test_properties_are_one_line_unless_they_are_faults():
     length = replace(KL, code="RDA013", name="length-bias", headline="1/length")
     copies = replace(KL, code="RDI009", name="duplicate-responses", headline="65 % repeat")
     text = _text(length, KL, copies)
-    assert "properties RDA013 length-bias, RDI009 duplicate-responses" in text
+    assert "other info RDA013 length-bias, RDI009 duplicate-responses" in text
     assert "1/length" not in text
     assert "1/length" in _text(length, KL, copies, verbose=True)
     assert "65 % repeat" in _text(replace(copies, severity=Severity.WARNING))

@@ -96,10 +96,10 @@ def test_lines_that_are_too_few_for_a_trend_are_too_little_to_judge(lines, said,
 
 
 def test_what_is_by_design_stands_beside_no_fault():
-    words = "by design of the KL term, 9 of 100 updates came from the KL alone"
+    words = "9 of 100 updates came from the KL term alone, by design"
     finding = Finding("RDG001", "zero-std-kl", Severity.INFO, "exposed", "h", "m", "e", "a", {}, remark=words)
     said = verdict(report(60, 10, findings=(finding,)))
-    assert said.endswith("By design of the KL term, 9 of 100 updates came from the KL alone (RDG001).")
+    assert said.endswith("9 of 100 updates came from the KL term alone, by design (RDG001).")
 
 
 def test_what_came_of_a_run_without_faults_is_said_first():

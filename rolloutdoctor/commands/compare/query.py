@@ -335,6 +335,6 @@ def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[
     objectives = [one.prepared.context.objective for one in sides]
     if None in objectives:
         which = "A" if objectives[0] is None else "B"
-        yield f"Nothing is recomputed of {which}: nothing says which trainer and options made it."
+        yield f"Nothing is recomputed for {which}: its trainer and options are not known."
     elif objectives[0] != objectives[1]:
         yield "The objectives differ: each run's loss and gradient are recomputed with its own."

@@ -74,7 +74,8 @@ def _parting(result: RunComparison) -> str:
     order = [one.quantity for one in result.matched]
     before = order[: order.index(first.quantity)]
     equal = f" In that step {_listed(before)} {'is' if len(before) == 1 else 'are'} equal." if before else ""
-    return f"The runs part at {at}: {first.quantity} differs in {first.rows:,} of {many(first.of, 'row')}{row}.{equal}"
+    differ = f"{first.quantity} differs in {first.rows:,} of {many(first.of, 'row')}{row}"
+    return f"The runs diverge at {at}: {differ}.{equal}"
 
 
 def _listed(words: list[str]) -> str:
@@ -134,7 +135,7 @@ def _described(side: Side) -> str:
     who = f"{side.trainer} {side.trainer_version or ''}".strip() if side.trainer else "trainer unknown"
     size, steps = side.input, many(side.input.steps, "step")
     rows = f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {steps}, {many(size.tokens, 'token')}"
-    return f"{plain(side.name, 120)}: {plain(who)}, {rows if size.rows else f'{steps} of a log, no rollouts'}"
+    return f"{plain(side.name, 120)}: {plain(who)}, {rows if size.rows else f'{steps} logged, no rollouts'}"
 
 
 def tables(result: RunComparison, *, everything: bool) -> Iterator[Table]:
@@ -203,7 +204,7 @@ def _quantity_tables(result: RunComparison, *, everything: bool) -> Iterator[Tab
     if few:
         title = "Means over the steps in both"
         if len(few) < len(own):
-            title += f"; {len(few)} of {len(own)}, -v shows those that are equal, and those of evaluations"
+            title += f"; {len(few)} of {len(own)}, -v also shows those that are equal and those of evaluations"
         yield title, head, [_quantity_line(one) for one in few], 1
     logged = [one for one in result.quantities if one.origin == "logged"]
     chosen = logged if everything else sorted(logged, key=_relative, reverse=True)[:MOST_METRICS]

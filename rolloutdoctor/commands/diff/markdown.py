@@ -67,7 +67,7 @@ def _sides(result: Comparison) -> Iterator[str]:
         if left:
             yield f"\nand {left:,} more that change less"
     if main.groups:
-        yield f"\n### Groups that moved most, by {main.moved_by}"
+        yield f"\n### Groups that changed most, by {main.moved_by}"
     for title, head, lines in words.group_lines(main, text=60):
         yield ""
         yield "<br>".join(safe(line) for line in title.splitlines())

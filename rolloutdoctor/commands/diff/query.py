@@ -234,7 +234,7 @@ def _whole_steps(lines: pl.DataFrame) -> Iterator[str]:
     gradient = pl.col("grad_l1")
     whole = lines.filter(gradient > 0, pl.col("versus_l1") >= (1 - _ALL) * gradient, pl.col("grad_l1_after") == 0)
     if len(whole):
-        yield f"in {counted(len(whole), 'step')} of {len(lines):,} it takes away the whole gradient"
+        yield f"in {len(whole):,} of {counted(len(lines), 'step')} the fix removes the whole gradient"
 
 
 def _remarks(total: Totals, metrics_moved: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from rich.text import Text
 from rolloutdoctor.commands.diff import words as words
 from rolloutdoctor.results.comparison import Comparison, Effect
 from rolloutdoctor.views.histogram import before_and_after
-from rolloutdoctor.views.layout import as_text, assumptions, configuration, fitting, hanging, header, numbers
+from rolloutdoctor.views.layout import as_text, assumptions, configuration, fitting, hanging, header, many, numbers
 from rolloutdoctor.views.style import Style, plain, shown
 
 MOST_PARTS = 40
@@ -80,7 +80,7 @@ def _sides(result: Comparison, style: Style) -> Iterator[RenderableType]:
             yield Text(f"  and {left:,} more that change less: --format json has all of them")
         yield ""
     if main.groups:
-        yield _title(f"groups that moved most, by {main.moved_by}", style)
+        yield _title(f"groups that changed most, by {main.moved_by}", style)
         yield ""
     for title, head, lines in words.group_lines(main, text=max(20, style.width - 60)):
         yield from (Text(f"  {line}") for line in title.splitlines())
@@ -121,7 +121,7 @@ def _effect(effect: Effect) -> Iterator[RenderableType]:
         yield numbers(["the trainer's metrics", "before", "after", "change"], metrics)
         same = len(effect.metrics) - len(metrics)
         if same:
-            yield Text(f"  {same} more of its metrics are the same")
+            yield Text(f"  {many(same, 'more metric')} {'is' if same == 1 else 'are'} unchanged")
         yield ""
 
 

@@ -218,7 +218,7 @@ def every_remark(result: Comparison) -> Iterator[tuple[str, str]]:
     same = [plain(effect.label, 40) for effect in result.effects if not effect.differs]
     if same:
         yield "no change", ", ".join(same)
-    for word, applies in (("no column", True), ("not about", False)):
+    for word, applies in (("no column", True), ("n/a", False)):
         reasons: dict[str, list[str]] = {}
         for one in result.untried or ():
             if one.applies is applies:

@@ -12,7 +12,7 @@ from rolloutdoctor.cli.terminal import show
 from rolloutdoctor.commands.explain import book
 
 EPILOG = (
-    "A name that several kinds have is explained for each; the kind before it chooses one: explain column entropy. "
+    "A name shared by several kinds is explained for each; put the kind first to choose one: explain column entropy. "
     "explain causes RDA004 lists the causes that one rule reports, explain metrics verl defines the metrics of one "
     "trainer, explain schema check prints the JSON Schema of an output. "
     "Examples: rolloutdoctor explain; rolloutdoctor explain RDG001; rolloutdoctor explain trl@1.16.0; "

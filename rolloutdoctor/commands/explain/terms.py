@@ -21,7 +21,7 @@ TERMS = {
     "fix": "a named edit of what the trainer computes, to compare with and without",
     "fully masked response": "a response without a trained token",
     "group": "the responses to one prompt in one step",
-    "gradient": (
+    "gradient, log-prob gradient": (
         "the derivative of the loss with respect to the log-probs of the sampled tokens; not of the parameters"
     ),
     "importance ratio": "exp(policy log-prob - old log-prob) of a token, or a mean of it over a response",
@@ -36,7 +36,7 @@ TERMS = {
     ),
     "on-policy": "the log-probs at the loss are those of the policy that sampled",
     "onset": "the step from which a finding holds",
-    "radius": "how far rounding may put a logged and a recomputed value apart, derived for each",
+    "radius, rounding bound": "how far rounding may put a logged and a recomputed value apart, derived for each",
     "reference": "the model that the KL is measured from",
     "reproduced": "a logged value is within its radius of the recomputed one",
     "rollouts": "the sampled responses with rewards and log-probs, beside the trainer's log of numbers",

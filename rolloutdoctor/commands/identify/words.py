@@ -109,7 +109,7 @@ def _evidence(stage: Stage, one: IdentifiedClass) -> str:
     words = f"reproduces {'all ' if is_all else f'{one.matched:,} of '}{stage.compared:,} logged values"
     if stage.distinct:
         words += f" ({stage.distinct:,} different ones, {stage.bits:.0f} bits of evidence each)"
-    words += f"; largest error {one.worst:.2g} of the rounding bound" if is_all else ""
+    words += f"; largest error {one.worst:.2g} times the rounding bound" if is_all else ""
     return words + (f"; {one.where}" if one.where else "")
 
 

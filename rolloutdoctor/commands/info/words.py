@@ -8,7 +8,7 @@ from rolloutdoctor.views.style import Style, plain, set_to
 from rolloutdoctor.views.untested import by_reason, by_remedy, named
 from rolloutdoctor.views.wrapping import wrapped
 
-_CHECK = ", if the values suffice"
+_CHECK = ", if there is enough data"
 """Why `check` counts fewer."""
 
 _MOST, _MOST_STATED = 120, 480
@@ -36,7 +36,7 @@ def as_text(found: RunInfo, style: Style) -> str:
     if found.dropped:
         steps = ", ".join(f"{step} ({plain(split)})" for step, split in found.dropped[:5])
         lines.append(f"left out  {len(found.dropped):,} steps that the recorder could not write in time: {steps}")
-    lines.append(f"trainer   {plain(found.trainer or f'not known in full: {found.unstated}', 600)}")
+    lines.append(f"trainer   {plain(found.trainer or f'not fully stated: {found.unstated}', 600)}")
     lines.append(f"tier      {found.tier}: {found.tier_meaning}")
     lines += [f"columns   {some(found.columns)}"] * bool(found.columns)
     lines += [f"not read  {some(found.unread)}: no column of a run file"] * bool(found.unread)
@@ -64,7 +64,7 @@ def as_text(found: RunInfo, style: Style) -> str:
     absent = found.absent if size.rows else {}
     if found.agent is not None and size.rows:
         has = [name for name in AGENT_COLUMNS if name not in found.agent]
-        lines.append(f"agent     its trajectories have {', '.join(has) or 'no column of their own'}")
+        lines.append(f"agent     {'trajectory columns: ' if has else 'no trajectory columns'}{', '.join(has)}")
         by_how: dict[str, list[str]] = {}
         for name, how in found.agent.items():
             by_how.setdefault(how, []).append(name)

@@ -35,7 +35,7 @@ def verdict(found: Verification) -> str:
 def _stage_lines(stage: VerifiedStage) -> list[str]:
     counts = f"{stage.agree:,} of {stage.compared:,} logged values follow" if stage.compared else ""
     if stage.outcome == DIFFERS and stage.agree == stage.compared:
-        counts = f"all {stage.compared:,} logged values follow with a known fault alone"
+        counts = f"all {stage.compared:,} logged values follow only with a known fault"
     said = "" if stage.required else " (not required)"
     lines = [f"{stage.stage:<12}{stage.outcome}{said}{': ' if counts else ''}{counts}"]
     if stage.reason:

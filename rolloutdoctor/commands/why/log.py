@@ -63,7 +63,7 @@ def log_ledger(ready: PreparedRun, metric: str, at: int, windows: Windows) -> Le
         remainder=after - before - sum(line.share for line in lines),
         of="log",
         coincidences=tuple(_coincidences(ready, metric, windows)),
-        notes=("without rows only the terms of which the trainer makes the metric are lines",),
+        notes=("without rollouts a change can only be split into terms that the trainer logs",),
     )
 
 

@@ -152,7 +152,7 @@ def _why(
         ledgers = [replace(one, judged=True, began=begun_at(report, one.at, steps)) for one in ledgers]
     # A level may change with the prompts of some steps.
     ledgers = [one for one in ledgers if question.at is not None or one.stands_out]
-    none = f"no change of the {_title(metric)} stands out of its noise; name a step with --at"
+    none = f"no change of the {_title(metric)} stands out from its noise; name a step with --at"
     configured = ready.configured
     return Why(
         version=__version__,
@@ -264,8 +264,8 @@ class _Ledger:
         lines = [*self.weights, *self._mix(), *self._rest()]
         if not self.found.comparable:
             self.notes.append(
-                "fewer than one prompt in ten is in both windows, so that other prompts and another policy are one "
-                "line: the rows do not tell them apart"
+                "fewer than one prompt in ten is in both windows, so the effect of different prompts cannot be told "
+                "from that of a different policy: both are in one line"
             )
         total = sum(line.share for line in lines)
         lines.sort(key=lambda line: line.cause == OUTAGE, reverse=True)

@@ -170,7 +170,7 @@ WANDB_SUMMARY = BlockForm(
     re.compile(rf"^wandb:\s+([\w./@ -]{{1,200}}?) +({NUMBER})\s*$"),
     ("Run summary:", "wandb:"),
     is_of_tracker=True,
-    remarks=("it is the summary of the last step alone; the history of the run is not there",),
+    remarks=("this is the summary of the last step alone; the run's history is not in it",),
 )
 
 # ``record_step_stats`` of TRL's PPO trainer before 0.12; a console may have nothing else.

@@ -100,16 +100,20 @@ def _objects(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object
         ((number, row),) = without.items()
         without.clear()
         following = steps[-1] + (steps[-1] - steps[0] or 1)
-        notes.tell(f"{source.name}, line {number}: its step stood behind the cut, and is taken for {following}")
+        notes.tell(f"{source.name}, line {number}: its step was cut off, and is taken to be {following}")
         yield {**row, named: following}, f"{source.name}, line {number}"
     broken = sorted([*broken, *without])
     for name, numbers in twice.items():
         count = f"line {numbers[0]:,}" if len(numbers) == 1 else f"{len(numbers):,} lines (line {numbers[0]:,})"
         notes.say(f"{name} is there twice with two values in {count}, and left out there")
-    for odd, what in ((broken, "left out"), ([*set(cut) - set(broken)], "read up to where the cut is")):
+    for odd, what in ((broken, "left out"), ([*set(cut) - set(broken)], "read up to where it is cut off")):
         if odd:
-            count = "1 line is" if len(odd) == 1 else f"{len(odd):,} lines are"
-            notes.say(f"{count} no whole JSON object, and {what} (line {min(odd):,})")
+            count = (
+                "1 line is not a complete JSON object"
+                if len(odd) == 1
+                else f"{len(odd):,} lines are not complete JSON objects"
+            )
+            notes.say(f"{count}, and {what} (line {min(odd):,})")
 
 
 def _whole_pairs(raw: bytes) -> dict[str, object] | None:

@@ -61,7 +61,7 @@ def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing
     is_unnumbered = every is None and steps is None and all(record.step is None for record in records)
     if is_unnumbered and not is_undecided and not _counts_from_start([records[place] for place in training]):
         notes.counted_steps = True
-        notes.say("the lines have no step, and no progress bar gives it: they are numbered from 1")
+        notes.say("the lines have no step number, and no progress bar shows one: they are numbered from 1")
     step, rows = before, list[Row]()
     for place, record in enumerate(records):
         counted = step + (every or 1) * (record.split == TRAIN)

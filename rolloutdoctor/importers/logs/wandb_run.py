@@ -66,13 +66,13 @@ class WandbRun:
         log, summary = (run / "files" / name for name in (_LOG, _SUMMARY))
         console, missing = Console(), f"{source.name}: the history (run-*.wandb) {lacks}"
         if console.detect(log) is not None:
-            notes.tell(f"{missing}: read is the console of the run, files/{_LOG}")
+            notes.tell(f"{missing}: the run's console log, files/{_LOG}, is read instead")
             notes.file = str(log)
             notes.name = f"{source.name}/files/{_LOG}"
             yield from console.read(Source(str(log), notes.name), notes)
             return
         row = lines.document(read_small_bytes(summary, expected=f"{missing}; give another log")) or {}
-        notes.tell(f"{missing}: read are the last values, files/{_SUMMARY}")
+        notes.tell(f"{missing}: the last values, files/{_SUMMARY}, are read instead")
         yield from entries_of_rows([(row, source.name)] if isinstance(row, dict) else [], notes)
 
 

@@ -238,7 +238,7 @@ class AdvantageBlowUp(TableRule):
                 ),
                 message=(
                     f"{rows} in {counted(run.count('groups'), 'group')} have advantages larger than any z-score of G "
-                    f"rewards can be; they make {percent(run['advantage_mass_share'])} of all abs(advantage)"
+                    f"rewards can be; they make {percent(run['advantage_mass_share'])} of the total absolute advantage"
                 ),
                 evidence=(
                     f"the largest of {counted(run.count('rows_compared'), 'logged advantage')} is {times} times "
@@ -256,8 +256,8 @@ class AdvantageBlowUp(TableRule):
             headline=f"advantages up to {number(run['noise_max'])} in {groups} whose rewards differ only by rounding",
             message=(
                 f"rewards in {groups} differ only by float32 rounding; their "
-                f"{'logged' if is_logged else 'recomputed'} advantages make {percent(run['noise_mass_share'])} of all "
-                "abs(advantage)"
+                f"{'logged' if is_logged else 'recomputed'} advantages make {percent(run['noise_mass_share'])} of "
+                "the total absolute advantage"
             ),
             evidence=f"max - min is above 0 and at most {self.noise_ulps} float32 roundings of the largest reward",
             advice="round rewards before the group statistics, or treat a spread at rounding level as zero",
@@ -280,7 +280,7 @@ def _of_siblings(run: Measured) -> Judgement:
             f"advantages up to {number(run['max_abs_advantage'])} in {rows} whose group members have equal rewards: "
         )
         headline += f"{number(run['times_bound'])} times the centered reward"
-        told = f"; these rows make {percent(run['advantage_mass_share'])} of all abs(advantage)"
+        told = f"; these rows make {percent(run['advantage_mass_share'])} of the total absolute advantage"
         evidence = f"{counted(logged, 'logged advantage')} where a rounding error puts such a row (for the farthest: "
         evidence += f"between {least} and {most}) and not at the centered reward, {exact} there"
     else:

@@ -206,7 +206,7 @@ class AdvantageMaskMismatch(TableRule):
             confirmed=True,
             headline=(
                 f"{counted(run.count('outside_tokens'), 'masked token')} have an advantage that differs from their "
-                f"row's ({percent(run['outside_mass_share'])} of all abs(advantage))"
+                f"row's ({percent(run['outside_mass_share'])} of the total absolute advantage)"
             ),
             message=(
                 f"{counted(run.count('outside_tokens'), 'masked token')} have an advantage that is neither 0 nor the "

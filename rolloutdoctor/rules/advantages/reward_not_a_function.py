@@ -197,7 +197,7 @@ class RewardNotAFunction(TableRule):
         total, squares = total - self.warn_above * equal, squares + self.warn_above**2 * squares_of_equal
         is_noise = inside >= self.fewest and (ratio(total, sqrt(squares)) or 0.0) >= self.errors
         if inside:
-            told = f"{counted(inside, 'response')} of {run.count('copies'):,} that repeat another one of their group"
+            told = f"{counted(inside, 'response')} of {run.count('copies'):,} that repeat another in their group"
             message = f"noise is {noise} of the squared differences of {function} within groups"
             evidence = "equal responses; the file does not say whether the reward is noisy by design or of another row"
             advice = "score the responses listed once more: if their rewards change, make the reward deterministic or "

@@ -181,13 +181,13 @@ class ShapedRewardPhantom(TableRule):
             severity=Severity.WARNING if failed >= self.warn_above * whole else Severity.INFO,
             confirmed=bool(of_outcome["is_logged"].all()),
             headline=(
-                f"in {groups} all responses have the same {name}; the other rewards alone make {share} of all "
-                "abs(advantage)"
+                f"in {groups} all responses have the same {name}; the other rewards alone make {share} of the "
+                "total absolute advantage"
             ),
             message=(
                 f"in {groups} of {all_groups:,} all responses have the same {name} "
                 f"({run.count('failed_groups'):,} with 0) but different rewards: shaping terms alone make {share} of "
-                f"all abs(advantage){direction}"
+                f"the total absolute advantage{direction}"
             ),
             evidence="the rewards of the rows, by function"
             if slope is None

@@ -150,8 +150,8 @@ class SingletonGroup(TableRule):
             severity=Severity.WARNING if carries else Severity.INFO,
             confirmed=confirmed,
             headline=(
-                f"{counted(groups, 'group')} with one unmasked response and so no baseline ({percent(share)} of all "
-                "abs(advantage))"
+                f"{counted(groups, 'group')} {'has' if groups == 1 else 'have'} only one unmasked response, and so no "
+                f"baseline ({percent(share)} of the total absolute advantage)"
             ),
             message=(
                 f"{groups:,} of {counted(all_groups, 'group')} have one unmasked response; "

@@ -142,13 +142,13 @@ class StdDifficultyBias(TableRule):
             severity=Severity.INFO,
             confirmed=False,
             headline=(
-                f"groups with exactly one right or one wrong response carry {percent(share)} of all abs(advantage), "
-                f"and {percent(plain)} without the division by the std"
+                f"groups with exactly one right or one wrong response carry {percent(share)} of the total "
+                f"absolute advantage, and {percent(plain)} if nothing is divided by the std"
             ),
             message=(
                 f"{counted(len(run.table.filter('is_edge')), 'group')} have exactly one right or one wrong response; "
                 f"dividing by the std scales the advantages of a group by {number(least)} to {number(most)}"
             ),
             evidence="the rewards and the configured estimator; this is a design choice",
-            advice="keep it if intended, or leave out the division by the std, as Dr. GRPO does",
+            advice="keep it if intended, or do not divide by the std, as in Dr. GRPO",
         )

@@ -164,7 +164,7 @@ class ConstantReward(NumbersRule):
             severity=Severity.INFO if first.solved else Severity.WARNING,
             confirmed=first.proved,
             headline=f"reward function {first.words}"
-            + (f" (and {counted(len(same) - 1, 'more function')})" if len(same) > 1 else ""),
+            + (f"; also constant: {counted(len(same) - 1, 'more function')}" if len(same) > 1 else ""),
             message=f"{words}: a constant reward adds nothing to any advantage.",
             evidence="the logged standard deviation over the responses is 0" if first.proved else "the logged means",
             advice="keep or drop it: every response passes; only a reward that varies between responses adds a signal"

@@ -119,12 +119,16 @@ class EntropyCollapse(NumbersRule):
             return None
         at = crossing(series(run, "entropy"), (level.first + level.last) / 2, below=False)
         onset = step_at(run, count - 1 if at is None else at)
-        told = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
+        told = (
+            ""
+            if reward is None
+            else f", while the reward {'fell' if moved < 0 else 'went'} {from_to(reward.first, reward.last)}"
+        )
         return Judgement(
             severity=Severity.WARNING if moved < 0 else Severity.INFO,
             confirmed=True,
-            headline=f"the entropy rises {from_to(level.first, level.last)} nats{told}",
-            message=f"The entropy rises {from_to(level.first, level.last)} nats{told}; half of it by step {onset}.",
+            headline=f"the entropy rose {from_to(level.first, level.last)} nats{told}",
+            message=f"The entropy rose {from_to(level.first, level.last)} nats{told}; half of it by step {onset}.",
             evidence=f"medians over the first and the last {level.count} of {count} logged steps",
             advice="lower the entropy bonus or the learning rate, and check the sign of the entropy term",
             measures={

@@ -90,8 +90,8 @@ class KlBlowUp(NumbersRule):
             headline=f"KL jumped {from_to(before, after)} nats in one step, at step {onset}",
             message=f"The KL to the reference went {from_to(before, after)} nats in one step{rate}.",
             evidence="the logged KL of two consecutive steps",
-            advice=f"check {own_name(context, 'the learning rate')}{rate.replace(' at a learning rate of', ',')}, the "
-            "clipping of gradients, and that the policy of the second step is that of the first",
+            advice=f"check {own_name(context, 'the learning rate')}{rate.replace(' at a learning rate', '')}, gradient "
+            "clipping, and that both steps are of the same policy",
             measures={
                 "kl_first": Measure(before, "nats"),
                 "kl_last": Measure(after, "nats"),

@@ -17,9 +17,9 @@ class LevelChange(NumbersRule):
     Compares the logged response length and gradient norm at the end with those at the start.
 
     ## Why it matters
-    Responses that shrink to a few tokens no longer reason or use tools: the policy found that an early end costs least.
-    A gradient norm that stays at ten times its level says that the loss has another scale, or that the policy left the
-    region in which it trained.
+    Responses that shrink to a few tokens no longer reason or use tools: the policy learned that stopping early costs
+    least. A gradient norm that stays at ten times its level says that the loss has another scale, or that the policy
+    left the region in which it trained.
 
     ## How it is measured
     Medians over the first and the last tenth of the logged steps, at least three, of 20 or more, must differ by more
@@ -33,8 +33,8 @@ class LevelChange(NumbersRule):
     by two. Confirmed: the log shows that it happened, not why.
 
     ## What to do
-    Read responses of both sides of the onset. For a length: does the reward pay for an early end? For a gradient norm:
-    look at the scale of the loss and of the rewards, and at entropy and KL at the onset.
+    Read responses of both sides of the onset. For a length: does the reward pay for stopping early? For a gradient
+    norm: look at the scale of the loss and of the rewards, and at entropy and KL at the onset.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
@@ -113,7 +113,7 @@ class LevelChange(NumbersRule):
     ) -> Judgement:
         title = BY_NAME[name].title
         advice = {
-            "response_length": f"read responses before and after step {onset}, and check whether an early end pays",
+            "response_length": f"read responses before and after step {onset}, and check whether stopping early pays",
             "grad_norm": f"compare the scale of loss and rewards before and after step {onset}, and lower "
             f"{own_name(context, 'the learning rate')}",
         }

@@ -14,8 +14,8 @@ class PenaltyOutweighs(NumbersRule):
     Compares the logged reward with the logged reward less its KL penalty, which is what the advantages are made of.
 
     ## Why it matters
-    A penalty that is larger than what responses differ by decides which of them are reinforced: the policy is pulled to
-    the reference, and the reward is left out of account, although its curve is the one that is watched.
+    A penalty larger than the differences between rewards decides which responses are reinforced: the policy is pulled
+    to the reference, and the reward hardly counts, although its curve is the one that people watch.
 
     ## How it is measured
     `penalty` is the median over the logged steps of the reward less the penalised one, in absolute value. `spread` is
@@ -73,13 +73,13 @@ class PenaltyOutweighs(NumbersRule):
             return None
         times = penalty / spread
         words = (
-            f"the KL penalty takes {number(penalty)} off the reward, {times:.3g} times as much as rewards differ "
+            f"the KL penalty takes {number(penalty)} off the reward, {times:.3g} times the spread of the rewards "
             f"({number(spread)})"
         )
         return Judgement(
             severity=Severity.WARNING if times >= self.far else Severity.INFO,
             confirmed=True,
-            headline=f"{words}: the policy is trained on the KL more than on the reward",
+            headline=f"{words}: the policy is trained more on the KL than on the reward",
             message=f"In the median of {counted(len(run.table), 'logged step')} {words}.",
             evidence="the logged reward before and after the KL penalty",
             advice=f"lower {kl_coefficient(context, in_reward=True)}, and check that the reference is the right model",

@@ -32,7 +32,7 @@ class RewardCollapse(NumbersRule):
     Compares the logged reward, and a logged accuracy, at the end with its best running median.
 
     ## Why it matters
-    The trainer optimises the reward, less a KL penalty that is in it, so a fall has an earlier cause: entropy or KL
+    The trainer maximises the reward (less any KL penalty in it), so a fall has a cause before it: entropy or KL
     changed first, the penalty outweighs the reward (`RDT022`), the sampler serves another policy, the verifier died,
     the data changed. Where a held-out accuracy falls and the reward does not, the reward measures something else.
 

@@ -16,8 +16,8 @@ class RewardNotMoved(NumbersRule):
     Compares the logged rewards of the last third with those of the first; looks at the KL and the learning rates.
 
     ## Why it matters
-    It is the most frequent outcome of public runs, and no curve says it: a run of which nothing is known to be wrong
-    and that learned nothing yet. Either it is too short, or the reward has no signal that the policy can follow.
+    It is the most common outcome of public runs, and easy to miss on a curve: nothing is known to be wrong, but nothing
+    has been learned yet. Either the run is too short, or the reward has no signal that the policy can follow.
 
     ## How it is measured
     `reward_change` is the mean over the last third minus that over the first, `reward_low` and `reward_high` its
@@ -110,8 +110,9 @@ class RewardNotMoved(NumbersRule):
             severity=Severity.INFO,
             confirmed=True,
             headline=f"the reward {went}: {number(first)} in the first third, "
-            f"{number(last)} in the last ({low:+.2g} to {high:+.2g}){beside}",
-            message=f"The mean reward changed by {change:+.2g}, with an interval of {low:+.2g} to {high:+.2g}{beside}.",
+            f"{number(last)} in the last (change of {low:+.2g} to {high:+.2g}){beside}",
+            message=f"The mean reward changed by {change:+.2g} ({low:+.2g} to {high:+.2g} within two standard "
+            f"errors){beside}.",
             evidence=f"{counted(len(values) // 3, 'logged step')} at either end",
             advice="train longer or sample more responses a step before you judge; look at the learning rate and the "
             "share of zero-variance groups",
@@ -133,7 +134,9 @@ class RewardNotMoved(NumbersRule):
             return None
         why, measures = found
         low, high = change - self.errors * error, change + self.errors * error
-        rewards = f"{number(first)} in the first third, {number(last)} in the last ({low:+.2g} to {high:+.2g})"
+        rewards = (
+            f"{number(first)} in the first third, {number(last)} in the last (change of {low:+.2g} to {high:+.2g})"
+        )
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
@@ -171,4 +174,4 @@ class RewardNotMoved(NumbersRule):
         """Name what else did not move."""
         entropy = levels(run, "entropy")
         is_same = entropy is not None and abs(entropy.change) < self.still * abs(entropy.first)
-        return "; the entropy is where it was" if is_same else ""
+        return "; the entropy hardly changed" if is_same else ""

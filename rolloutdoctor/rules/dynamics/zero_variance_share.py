@@ -163,7 +163,7 @@ class ZeroVarianceShare(NumbersRule):
 def _advice(value: str, onset: int, before: "np.ndarray", after: float) -> str:
     """Say what to look at where all rewards are one value, by where that lies among the rewards before."""
     if len(before) and after < before.min():
-        return f"run the reward function on responses of step {onset}: from there on it returns {value} for all of them"
+        return f"run the reward function on responses from step {onset} on: it returns {value} for all of them"
     if len(before) and after >= before.max():
         return "the prompts are solved: use harder ones, or drop zero-variance groups"
     return f"check by hand whether {value} is the right reward for some responses; if it is, change the prompts"

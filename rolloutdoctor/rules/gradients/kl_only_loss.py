@@ -100,7 +100,7 @@ class KlOnlyLoss(TableRule):
         if "loss" not in context.quantities and "policy_loss" not in context.quantities:
             return not_logged(context, "loss")
         option = None if context.writer is None else context.writer.roles.kl
-        how = f"state it with --set {option}=NUMBER" if option else "log the policy loss apart from the loss"
+        how = f"add --set {option}=NUMBER" if option else "log the policy loss apart from the loss"
         return Missing("nothing gives the coefficient of the KL in the loss", how)
 
     def metrics(self, context: Context) -> frozenset[str]:

@@ -247,13 +247,13 @@ class LossNearZero(TableRule):
         gradient = f"{count - dead:,} of {counted(count, 'step')} had a gradient" if dead else f"{every} had a gradient"
         only_kl = int(near["is_kl"].sum())
         if only_kl:
-            gradient += ", of the KL term alone" if count == 1 else f", {only_kl:,} of them of the KL term alone"
+            gradient += ", from the KL term alone" if count == 1 else f", {only_kl:,} of them from the KL term alone"
         if len(of_kl) == count:
             ratio = float(of_kl.select((pl.col("loss") / pl.col("kl_loss")).mean()).item())
             return (
                 f"the loss is about 0 in {count:,} of {counted(steps, 'step')} by design: on-policy it is beta x KL "
-                f"(loss / (beta x KL) = {ratio:.2f} in {count:,} of {count:,}), which starts at 0 and grows, and is no "
-                f"measure of progress; {gradient}"
+                f"(loss / (beta x KL) = {ratio:.2f} in {count:,} of {count:,}), which starts at 0 and grows, and does "
+                f"not measure progress; {gradient}"
             )
         return f"the loss is about 0 (below {self.near_zero:g}) in {count:,} of {counted(steps, 'step')}; {gradient}"
 

@@ -133,7 +133,7 @@ class ReferenceNotInitial(NumbersRule):
             f"the KL is {start} before the first update: the reference is not the initial model"
             if before
             else f"the KL is {start} in the first {window}{at_rate}{moved}: the reference"
-            f"{', or the old log-probs, are' if moved else ' is'} of another model"
+            f"{', or the old log-probs, are from' if moved else ' is'} a different model"
         )
         return Judgement(
             severity=Severity.WARNING if is_far else Severity.INFO,

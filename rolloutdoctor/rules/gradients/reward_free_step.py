@@ -24,8 +24,7 @@ _READ = (*SPREAD, "grad_norm", "loss", "kl", "reward_min", "reward_max")
 
 
 _SAME_TEXT = (
-    "check that the responses to one prompt are several samples (at a temperature of 0 they are one text, and with one "
-    "response a prompt every group is equal); "
+    "check that each prompt gets several different samples (a temperature above 0, more than one response per prompt); "
 )
 
 
@@ -200,5 +199,6 @@ def _headline(free: Sequence[int], moved: int, lines: str, *, is_between: bool) 
     equal = "every group had equal rewards" + (", though rewards differ between prompts" if is_between else "")
     if count == 1:
         return f"{where} {equal}; it {'still updated' if moved else 'did not update'} the weights"
-    who = "none of them" if not moved else f"{moved:,} of them" if moved < count else "both" if count == 2 else "all"
+    of = {0: "none of them", count: "both" if count == 2 else "all of them"}
+    who = of.get(moved, f"{moved:,} of them")
     return f"{where} {equal}; {who} {'still ' if moved else ''}updated the weights"

@@ -247,12 +247,10 @@ class ZeroStdKl(TableRule):
             + (_of_adam(run, context, alone) if len(alone) else ""),
             evidence=_evidence(steps, int(table["all_dead"].sum()), context),
             advice=(
-                "keep it if it is meant, a design choice upstream; else filter these prompts or set the KL coefficient "
-                "to 0; `rolloutdoctor diff --fix zero-std` shows the effect"
+                "keep it if intended (a design choice upstream); otherwise filter these prompts or set the KL "
+                "coefficient to 0; `rolloutdoctor diff --fix zero-std` shows the effect"
             ),
-            remark=f"by design of the KL term, {len(alone):,} of {updates} came from the KL alone"
-            if len(alone)
-            else "",
+            remark=f"{len(alone):,} of {updates} came from the KL term alone, by design" if len(alone) else "",
         )
 
 
@@ -284,9 +282,10 @@ def _of_adam(run: Measured, context: Context, alone: pl.DataFrame) -> str:
     assert context.trainer is not None
     shares = shares_in_moment(run.run.by_step(context.trainer.log.grad_norm), context)
     known = alone.join(shares, on=STEP_KEY).drop_nulls("share")["share"]
-    whose = "this update's own gradient is" if len(alone) == 1 else "their own gradients are"
     if known.is_empty():
-        return f"; under Adam {whose} not all that moves the weights there: its first moment holds earlier gradients"
+        return (
+            f"; Adam's momentum also carries gradients of earlier steps into {'that' if len(alone) == 1 else 'those'}"
+        )
     middle, share = "" if len(known) == 1 else "in the median ", percent(median(known.to_list()))
     return (
         f"; of the gradient norms that Adam's first moment adds up there, {middle}{share} are the "

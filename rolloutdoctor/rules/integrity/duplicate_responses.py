@@ -280,7 +280,7 @@ class DuplicateResponses(TableRule):
             return Judgement(
                 severity=Severity.INFO,
                 confirmed=True,
-                headline=f"{percent(run['copies_share'])} of the responses repeat another one of their group: "
+                headline=f"{percent(run['copies_share'])} of the responses repeat another in their group: "
                 f"{_sizes(run)}",
                 message=f"{counted(run.count('copies'), 'row')} repeat a response of their group{expected}; {alike} "
                 "have a single response",

@@ -205,7 +205,7 @@ class TruncationHidden(TableRule):
                     f"{counted(hidden, 'response')} have the largest length of the run ({cap:,} tokens) and status "
                     "stop, but do not end with the end token of the others"
                 )
-                + ("" if mass is None else f"; they carry {percent(mass)} of all abs(advantage)"),
+                + ("" if mass is None else f"; they carry {percent(mass)} of the total absolute advantage"),
                 evidence=f"{counted(beside, 'row')} have one token less or an end token: the lengths pile up at a cap",
                 advice="use the engine's finish reason, then mask, penalize or count these responses as truncated",
             )

@@ -76,7 +76,7 @@ class SamplerMismatchLogged(NumbersRule):
         if any(name in known for name in _GAPS) or {"is_weight", "sampler_k3"} <= known.keys():
             return None
         return Missing(
-            "the log has no metric of the difference of sampler and trainer",
+            "the log has no metric for the train-inference mismatch",
             context.recording.get("metrics", logs_remedy()),
         )
 
@@ -170,16 +170,16 @@ class SamplerMismatchLogged(NumbersRule):
         bound = 3 * (np.sqrt(2 * gap) + gap)
         if gap > self.small_k3 or abs(mean - 1) <= max(bound, self.least_apart):
             return None
-        counts = f"for one part in {1 / mean:.0f}" if mean < 1 else f"{mean:.3g} times"
+        counts = f"down {1 / mean:.3g}-fold" if mean < 1 else f"up {mean:.3g}-fold"
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
             headline=f"the mean importance weight is {number(mean)} although sampler and trainer differ by "
-            f"{number(gap)} nats a token: weights of whole sequences; the batch counts {counts}",
+            f"only {number(gap)} nats a token: the weights are sequence-level, and scale the batch {counts}",
             message=f"Ratios of tokens with a k3 of {number(gap)} have a mean within {number(bound)} of 1; the logged "
             f"mean is {number(mean)}, as of products over whole responses.",
             evidence=f"the logged weight and k3 of {counted(int(known.sum()), 'step')}",
-            advice="use importance weights of tokens, or normalise the log-ratio of a sequence by its length",
+            advice="use token-level importance weights, or divide each sequence's log-ratio by its length",
             measures={"onset": Measure(step_at(run, int(np.flatnonzero(known)[0])), "step")},
         )
 

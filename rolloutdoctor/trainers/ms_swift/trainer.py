@@ -363,7 +363,7 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
 
 
 _RECORDER = (
-    "ms-swift writes texts, rewards and advantages (log_completions = true): record the rest with "
+    "log_completions = true writes texts, rewards and advantages; record the rest with "
     "rolloutdoctor.recorders.own_loop in GRPOTrainer._compute_loss_and_metrics"
 )
 _STATE = "give OUTPUT_DIR/logging.jsonl or OUTPUT_DIR/checkpoint-N/trainer_state.json as well"

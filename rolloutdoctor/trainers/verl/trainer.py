@@ -307,8 +307,8 @@ def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts 
 
 
 _DRIVER = (
-    "record with rolloutdoctor.recorders.verl what an advantage estimator is given (record_estimator: rewards, masks, "
-    "advantages) or all fields of a batch (columns_of); verl's own rollout dump has text and scores only"
+    "record with rolloutdoctor.recorders.verl: record_estimator (rewards, masks, advantages) or columns_of (a whole "
+    "batch); verl's own rollout dump has text and scores only"
 )
 
 _CLIPS: tuple[dict[str, object], ...] = ({}, {f"{_ACTOR}.clip_ratio_high": 0.28})

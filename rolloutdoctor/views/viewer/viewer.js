@@ -143,7 +143,7 @@ async function judge() {
     verdict.replaceChildren(...prose(found.verdict));
     verdict.className = found.verdict.startsWith("Healthy") ? "healthy" : found.findings[0]?.severity ?? "";
     state.overview ??= await load("overview");
-    progress.textContent = `${found.likely_trainers.length && found.likely_trainers.length <= 3 ? `${found.likely_trainers.join(" or ")} by the names in the log` : state.overview.trainer}; ${found.coverage.tested} of ${found.coverage.rules} rules tested`;
+    progress.textContent = `${found.likely_trainers.length && found.likely_trainers.length <= 3 ? `${found.likely_trainers.join(" or ")} (inferred from metric names)` : state.overview.trainer}; ${found.coverage.tested} of ${found.coverage.rules} rules tested`;
     show();
   } catch (error) {
     document.getElementById("verdict").textContent = "The run could not be checked.";
@@ -169,7 +169,7 @@ function runPage() {
     page.append(element("h2", {}, "Logged and recomputed"));
     page.append(element("p", { class: "soft" }, odd.length
       ? `${odd.length} of ${compared.length} metrics disagree in some step: the line is as logged, dots are as recomputed, shaded steps disagree.`
-      : `All of ${compared.length} metrics are reproduced by the rows and the options.`));
+      : `All of ${compared.length} metrics are reproduced from the rollouts and options.`));
     page.append(element("div", { class: "charts", id: "compared" }));
   }
   page.append(element("h2", {}, "Findings"));

@@ -28,8 +28,8 @@ def test_raw_score(estimator, lone, pair):
         {"groups": 1, "rows": 1, "advantage_mass_share": lone / (lone + 2 * pair)}, rel=1e-9
     )
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
-    share = f"{100 * lone / (lone + 2 * pair):.3g} % of all abs(advantage)"
-    assert found.headline == f"1 group with one unmasked response and so no baseline ({share})"
+    share = f"{100 * lone / (lone + 2 * pair):.3g} % of the total absolute advantage"
+    assert found.headline == f"1 group has only one unmasked response, and so no baseline ({share})"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def report(**log):
 def test_a_penalty_of_many_times_the_spread():
     (found,) = report(penalised_reward=[score - 30 for score in SCORES]).findings
     assert (found.severity.label, found.verdict) == ("warning", "confirmed")
-    assert found.headline.startswith("the KL penalty takes 30 off the reward, 69.3 times as much as rewards differ")
+    assert found.headline.startswith("the KL penalty takes 30 off the reward, 69.3 times the spread of the rewards")
     assert found.measures["spread"].value == pytest.approx((0.25 * 0.75) ** 0.5)
 
 

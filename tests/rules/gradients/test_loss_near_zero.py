@@ -122,7 +122,7 @@ def test_steps_whose_gradient_is_the_kl_term_are_counted():
     found = found_by(CODE, steps, **TRL, beta=0.1)
     assert found.headline == (
         "the loss is about 0 in 2 of 2 steps by design: on-policy it is beta x KL (loss / (beta x KL) = 1.00 in 2 "
-        "of 2), which starts at 0 and grows, and is no measure of progress; all 2 steps had a gradient, 1 of them of "
+        "of 2), which starts at 0 and grows, and does not measure progress; all 2 steps had a gradient, 1 of them from "
         "the KL term alone"
     )
 

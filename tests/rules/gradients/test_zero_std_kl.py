@@ -287,7 +287,7 @@ def test_the_share_of_the_first_moment_is_told_by_the_norms():
     ],
 )
 def test_without_norms_or_options_no_share_is_told(norms, options):
-    assert "its first moment holds earlier gradients" in adam_words(norms, **options)
+    assert "'s momentum also carries gradients of earlier steps" in adam_words(norms, **options)
 
 
 def test_metrics_that_the_fix_leaves_as_they_are_are_compared_once(monkeypatch):

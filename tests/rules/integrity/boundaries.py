@@ -244,7 +244,7 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDI012", "many", 0.25, lambda x: cut(*[x] * 10), "clean", "info: .* of the responses are truncated"),
     count("RDI012", "long", 10, lambda n: cut(*[0.3] * n, rows=10), "clean", "info"),
     near("RDI012", "many_of_few", 1 / 3, lambda x: cut(*[x] * 9), "clean", "info"),
-    near("RDI009", "info_above", 0.25, copies, "skipped", "info: .* repeat another one"),
+    near("RDI009", "info_above", 0.25, copies, "skipped", "info: .* repeat another"),
     near("RDI009", "nats", 30.0, twice, "clean", "error"),
     near("RDI007", "end_share", 0.9, masked_ends, "skipped", "warning"),
     count("RDI007", "fewest_ends", 8, lambda n: masked_ends(1.0, rows=n), "skipped", "warning"),

@@ -67,7 +67,7 @@ def test_less_than_other_tokens_would_do_is_information(batch):
 
 def test_clean_says_what_it_excludes():
     (bound,) = report_on(batch_of(start=0.0), trainer=None, select=[CODE]).excluded
-    assert bound.words == f"a median distance at the start of turns above {bound.bound:.3g} nats is excluded"
+    assert bound.words == f"rules out a median distance at the start of turns above {bound.bound:.3g} nats"
     assert bound.estimate <= 0.001 <= bound.bound <= 0.0025
     assert bound.limit == 0.01
 
