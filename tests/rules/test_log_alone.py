@@ -102,7 +102,7 @@ def test_equal_rewards_within_every_group_and_not_between_prompts(others, highes
     found = next(one for one in report_of(path).findings if one.code == "RDG003")
     is_told = told and others < 3
     assert ("though rewards differ between prompts" in found.headline) is is_told
-    assert found.advice.startswith("check that the responses to one prompt") is is_told
+    assert found.advice.startswith("check that each prompt gets several") is is_told
 
 
 @pytest.mark.parametrize(("lowest", "code"), [(0.0, "RDG003"), (-1e-9, None)])

@@ -144,7 +144,7 @@ def test_steps_whose_gradient_is_the_kl_term_are_counted():
 def test_an_advantage_of_a_masked_response_is_no_policy_gradient(options):
     batch = toy_batch([[1, 0], [1, 1]], mask=[[0, 0], [0, 0], [1, 1], [1, 1]], ref=-1.02, values=1.0)
     found = found_by(CODE, batch, **options)
-    assert found.headline.endswith("; the step had a gradient, of the KL term alone")
+    assert found.headline.endswith("; the step had a gradient, from the KL term alone")
 
 
 @pytest.mark.parametrize(
