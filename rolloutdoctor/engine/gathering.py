@@ -17,11 +17,11 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.evaluation.steps_table import StepsTable
 from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.histograms import Histogram
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.gatherer import Gatherer
-    from rolloutdoctor.results.figures import AdvantagesData
 
     OneKind = TypeVar("OneKind", bound=Gatherer)
 
