@@ -11,13 +11,13 @@ def _leave_working_folder() -> None:
     A source tree that is not installed lies there itself; then the folder comes last.
     """
     try:
-        here = os.getcwd()  # noqa: PTH109 - importing pathlib imports from the path
+        cwd = os.getcwd()  # noqa: PTH109 - importing pathlib imports from the path
     except OSError:
-        here = ""
-    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):
+        cwd = ""
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", cwd):
         del sys.path[0]
-        if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == here:  # noqa: PTH100, PTH120 - as above
-            sys.path.append(here)
+        if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == cwd:  # noqa: PTH100, PTH120 - as above
+            sys.path.append(cwd)
 
 
 _leave_working_folder()

@@ -469,14 +469,14 @@ def batches(
     return _on_one_thread(opened, opened.batches(columns, steps=_steps(steps), dtype=find_dtype(dtype)))
 
 
-def _on_one_thread(run: Run, found: Iterator[RolloutBatch]) -> Iterator[RolloutBatch]:
+def _on_one_thread(run: Run, batches: Iterator[RolloutBatch]) -> Iterator[RolloutBatch]:
     """Read the next batch as the commands do; between two of them torch has the threads of the caller.
 
     The run is kept until then: the temporary file of rows in memory goes with it.
     """
     while True:
         with one_thread():
-            batch = next(found, None)
+            batch = next(batches, None)
         if batch is None:
             return
         yield batch
@@ -529,22 +529,26 @@ def _steps(text: str | None) -> StepRange | None:
 def _views() -> None:
     """Say how results print and show themselves in a notebook; what does it is imported when one is shown."""
 
-    def of_run(found: Run) -> str:
+    def of_run(run: Run) -> str:
         from rolloutdoctor.notebook import run_html
 
-        said = found.metadata
-        trainer = f"{said.trainer} {said.trainer_version or ''}".strip() if said.trainer else "not stated in the file"
-        return run_html(found.files, trainer, found.rows, found.columns, found.metrics.names())
+        metadata = run.metadata
+        trainer = (
+            f"{metadata.trainer} {metadata.trainer_version or ''}".strip()
+            if metadata.trainer
+            else "not stated in the file"
+        )
+        return run_html(run.files, trainer, run.rows, run.columns, run.metrics.names())
 
-    def of_result(found: Displayed) -> str:
+    def of_result(result: Displayed) -> str:
         from rolloutdoctor.notebook import html_of
 
-        return html_of(found)
+        return html_of(result)
 
-    def as_text(found: Displayed) -> str:
+    def as_text(result: Displayed) -> str:
         from rolloutdoctor.notebook import text_of
 
-        return text_of(found)
+        return text_of(result)
 
     show_as(Run, of_run)
     for kind in (Report, Finding, Comparison, RunComparison, Identification, Recomputed, RunInfo, Why):

@@ -44,7 +44,9 @@ def finding_html(finding: Finding) -> str:
 
 TEXT: dict[type, Callable[[Any, Style], str]] = {
     Report: lambda report, _: verdict(report),
-    Finding: lambda one, _: f"{one.code} {one.name} ({one.severity.label}): {plain(one.headline, 2000)}",
+    Finding: lambda finding, _: (
+        f"{finding.code} {finding.name} ({finding.severity.label}): {plain(finding.headline, 2000)}"
+    ),
     Comparison: diff_terminal.full,
     RunComparison: run_comparison.full,
     Identification: identification.text,
@@ -55,19 +57,19 @@ TEXT: dict[type, Callable[[Any, Style], str]] = {
 """Kind of a result to what prints it: as its command does, but for a report, which is its verdict."""
 
 
-def text_of(found: object) -> str:
+def text_of(result: object) -> str:
     """Return the text of a result."""
-    return TEXT[type(found)](found, Style()).rstrip("\n")
+    return TEXT[type(result)](result, Style()).rstrip("\n")
 
 
-def html_of(found: object) -> str:
+def html_of(result: object) -> str:
     """Return the HTML of a result; what is columns of text stays so."""
-    match found:
+    match result:
         case Report():
-            return report_html(found)
+            return report_html(result)
         case Finding():
-            return finding_html(found)
-    return _template("notebook_text.html").render(text=text_of(found))
+            return finding_html(result)
+    return _template("notebook_text.html").render(text=text_of(result))
 
 
 def _template(name: str) -> Template:

@@ -68,7 +68,7 @@ def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) ->
     Raises:
         UsageError: if an entry point cannot be loaded, is something else, or takes a name that is taken.
     """
-    names, found = set(taken), []
+    names, accepted = set(taken), []
     for point in sorted(_every_entry_point().select(group=group), key=lambda point: (point.name, point.value)):
         which = f"{point.dist.name if point.dist else 'a package'} offers {point.value} as {group}"
         with _explained(which):
@@ -91,5 +91,5 @@ def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) ->
         if name in names:
             raise UsageError(f"{which}, but {key} {name} is taken; rename it, or uninstall one")
         names.add(name)
-        found.append(loaded)
-    return tuple(found)
+        accepted.append(loaded)
+    return tuple(accepted)

@@ -104,11 +104,11 @@ def toy_batch(
     )
 
 
-def _token_column(name: str, given: TokenValues, tokens: int) -> Tensor:
-    if isinstance(given, int | float):
-        column_T = torch.full((tokens,), float(given))
+def _token_column(name: str, numbers: TokenValues, tokens: int) -> Tensor:
+    if isinstance(numbers, int | float):
+        column_T = torch.full((tokens,), float(numbers))
     else:
-        column_T = torch.tensor([value for row in given for value in row], dtype=torch.float32)
+        column_T = torch.tensor([value for row in numbers for value in row], dtype=torch.float32)
     return column_T != 0 if name.startswith("response_mask") else column_T
 
 
@@ -221,7 +221,7 @@ def diagnose(
     """
     configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))], tuple(map(choose, fixes)))
     if configured is not None:
-        settings = {name: replace(one, assumed=False) for name, one in configured.config.settings.items()}
+        settings = {name: replace(setting, assumed=False) for name, setting in configured.config.settings.items()}
         configured = replace(configured, config=replace(configured.config, settings=settings))
     columns = frozenset.intersection(*map(_columns, batches))
     rules = [find(code) for code in select] or list(RULES)
@@ -233,8 +233,8 @@ def diagnose(
     accumulator = RuleAccumulator(plan)
     run_steps(batches, [accumulator], find_dtype(dtype), metrics)
     state = accumulator.state()
-    found = find_causes(lambda: batches, metrics, plan.context, state.audit, find_dtype(dtype))
-    return judge(plan, state, configured, device="cpu", dtype=dtype, diagnosis=found)
+    diagnosis = find_causes(lambda: batches, metrics, plan.context, state.audit, find_dtype(dtype))
+    return judge(plan, state, configured, device="cpu", dtype=dtype, diagnosis=diagnosis)
 
 
 def _columns(batch: RolloutBatch) -> frozenset[str]:
@@ -264,7 +264,7 @@ def check_log(
     values = {name: list(each) for name, each in series.items() if name in BY_NAME or "/" in name}
     stated = {name: value for name, value in series.items() if name not in values}
     tables = [NAMES.get(trainer or "", ()), *NAMES.values()]
-    named = {one.quantity: "".join(one.spellings[0]) for table in reversed(tables) for one in reversed(table)}
+    named = {metric.quantity: "".join(metric.spellings[0]) for table in reversed(tables) for metric in reversed(table)}
     metrics = {named.get(name, name): each for name, each in values.items()}
     steps = range(max(map(len, values.values())))
     logged = {
@@ -307,7 +307,7 @@ def _in_a_line(code: str, report: Report) -> str:
         return f"{code} not applicable: {report.not_applicable[0].reason}"
     if not report.findings:
         return f"{code} clean"
-    found = report.findings[0]
-    name, measure = next(iter(found.measures.items()))
+    finding = report.findings[0]
+    name, measure = next(iter(finding.measures.items()))
     value = "n/a" if measure.value is None else f"{measure.value:.4g}"
-    return f"{code} {found.severity.label} {found.verdict}: {name} {value}"
+    return f"{code} {finding.severity.label} {finding.verdict}: {name} {value}"

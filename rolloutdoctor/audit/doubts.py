@@ -86,14 +86,14 @@ class Unjoined:
 
 def _of_update(batch: RolloutBatch, wanted: int | None) -> str:
     """Say why the log may have other lines for the optimizer steps of a step than the options say; empty if not."""
-    found = updates_of(batch)
-    if wanted is None or found == wanted or (found is None and wanted == 1):
+    updates = updates_of(batch)
+    if wanted is None or updates == wanted or (updates is None and wanted == 1):
         return ""
     if wanted == 0:
         return f"a generated batch does not serve a whole number of optimizer steps: {OF_JOIN}"
-    if found is None:
+    if updates is None:
         return f"a generated batch serves {wanted} optimizer steps, and the file has no optim_step_id: {OF_JOIN}"
-    return f"the rows serve {found} optimizer steps where the options say {wanted}: {OF_JOIN}"
+    return f"the rows serve {updates} optimizer steps where the options say {wanted}: {OF_JOIN}"
 
 
 def _of_generation(batch: RolloutBatch, reuse: str) -> str:
@@ -122,8 +122,8 @@ def missing_ranks(batch: RolloutBatch, world_size: int = 0) -> str:
     rank_N = batch.per_row.get("rank")
     if rank_N is None or not len(rank_N):
         return ""
-    seen, least = len(torch.unique(rank_N)), max(int(rank_N.max()) + 1, world_size)
-    return f"the file holds rows of {seen} of at least {least} ranks" if seen < least else ""
+    ranks, least = len(torch.unique(rank_N)), max(int(rank_N.max()) + 1, world_size)
+    return f"the file holds rows of {ranks} of at least {least} ranks" if ranks < least else ""
 
 
 def _update(batch: RolloutBatch) -> str:
@@ -183,10 +183,10 @@ class LayoutDoubt:
         ids_N = torch.arange(len(batch), device=batch.device) // size
         cut = replace(batch, per_row={**batch.per_row, "micro_batch_id": ids_N})
         try:
-            found = evaluate(cut, evaluation.objective, dtype=evaluation.dtype)
+            evaluated = evaluate(cut, evaluation.objective, dtype=evaluation.dtype)
         except CannotComputeError:
             return None, {}
-        return found, self._trainer.metrics(found)
+        return evaluated, self._trainer.metrics(evaluated)
 
 
 def _cut_sizes(rows: int) -> tuple[int, ...]:

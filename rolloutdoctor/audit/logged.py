@@ -82,9 +82,9 @@ def of_step(
         measured: what `measure_advantages` gave for the rows, where it was called in the token pass.
         omits_rows: the rows come from a dump that need not hold all rows of the step.
     """
-    found = None
+    advantage_range = None
     if has_row_advantages(batch, objective):
         if measured is None:
             measured = measure_advantages(TokenBlock(batch, slice(0, len(batch)), slice(0, batch.tokens)))
-        found = measured["low"], measured["high"]
-    return LoggedStep(batch, metrics, digits or {}, found, omits_rows)
+        advantage_range = measured["low"], measured["high"]
+    return LoggedStep(batch, metrics, digits or {}, advantage_range, omits_rows)

@@ -34,11 +34,11 @@ class Rows:
         for rows_n in (off_n, agree_n):
             length_n = self.batch.rows.diff()[rows_n]
             ends += [float(length_n.min()), float(length_n.max())] if len(length_n) else [math.inf, -math.inf]
-        groups, found = self.batch.groups, (0, 0)
+        groups, counts = self.batch.groups, (0, 0)
         if groups is not None and len(off_n):
             off, every = (len(torch.unique(groups.index_N[each])) for each in (off_n, torch.cat([off_n, agree_n])))
-            found = (off, every)
-        return found, (ends[0], ends[1], ends[2], ends[3])
+            counts = (off, every)
+        return counts, (ends[0], ends[1], ends[2], ends[3])
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,8 @@ class ComparedRows:
         """Logged and recomputed value and their difference in radii, of each value that was compared."""
         logged, recomputed, _ = self.values
         units = in_radii(*self.values)
-        told = self.compared & ~(self.doubted & (units > 1))
-        return logged[told], recomputed[told], units[told]
+        telling = self.compared & ~(self.doubted & (units > 1))
+        return logged[telling], recomputed[telling], units[telling]
 
 
 def tally_rows(
@@ -125,8 +125,8 @@ def _with_bounds(tally: QuantityTally, logged: Tensor, recomputed: Tensor, radiu
     gap = logged - recomputed
     bits = _bits(logged, gap.abs(), radius)
     low, high = gap - radius, gap + radius
-    one, two = (logged - radius) / recomputed, (logged + radius) / recomputed
-    factor_low, factor_high = torch.minimum(one, two), torch.maximum(one, two)
+    lower, upper = (logged - radius) / recomputed, (logged + radius) / recomputed
+    factor_low, factor_high = torch.minimum(lower, upper), torch.maximum(lower, upper)
     return replace(
         tally,
         factor_low=_end(factor_low.max(), math.inf),
@@ -152,8 +152,8 @@ def _off_line(logged: Tensor, recomputed: Tensor) -> float:
         return math.inf
     y, x = logged - logged.mean(), recomputed - recomputed.mean()
     left = y - x * ((x * y).sum() / x.square().sum())
-    found = float(left.square().sum() / y.square().sum())
-    return found if math.isfinite(found) else math.inf
+    ratio = float(left.square().sum() / y.square().sum())
+    return ratio if math.isfinite(ratio) else math.inf
 
 
 def _bits(logged: Tensor, gap: Tensor, radius: Tensor) -> Tensor:
@@ -167,5 +167,5 @@ def _bits(logged: Tensor, gap: Tensor, radius: Tensor) -> Tensor:
 
 
 def _end(value: Tensor, none: float) -> float:
-    found = float(value)
-    return none if math.isnan(found) else found
+    number = float(value)
+    return none if math.isnan(number) else number

@@ -83,14 +83,14 @@ def compare_step(
     names = [name for name in logged.metrics if stage_of(trainer, name) in stages and name in metrics]
     metrics = {name: metrics[name] for name in sorted(names)}
     layout = None if in_doubt else LayoutDoubt(evaluation, trainer)
-    found: dict[str, ComparedRows | ComparedValue] = dict(_columns(logged, evaluation, doubts, stages))
-    found |= _metrics(logged, evaluation, trainer, metrics, doubts, layout)
-    return {quantity_of(logged.batch, name): one for name, one in found.items()}
+    compared: dict[str, ComparedRows | ComparedValue] = dict(_columns(logged, evaluation, doubts, stages))
+    compared |= _metrics(logged, evaluation, trainer, metrics, doubts, layout)
+    return {quantity_of(logged.batch, name): comparison for name, comparison in compared.items()}
 
 
 def tallies_of(compared: Mapping[str, ComparedRows | ComparedValue]) -> dict[str, QuantityTally]:
     """Compare the values of every quantity (`compare_step`); return name of each that can be to its tally."""
-    tallies = {name: one.tally() for name, one in compared.items()}
+    tallies = {name: comparison.tally() for name, comparison in compared.items()}
     # Of values whose radius has no end nothing can be said.
     return {name: tally for name, tally in tallies.items() if tally.compared or tally.not_compared}
 
@@ -117,7 +117,7 @@ def window_values(
     if evaluation.rows is None or not len(logged.batch) or logged.batch.split != TRAIN:
         return {}
     doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
-    found = {}
+    step_values = {}
     unjoined = Unjoined(logged.batch, trainer, config)
     for name, value in metrics.items():
         if unjoined.why(name):
@@ -136,8 +136,8 @@ def window_values(
                 doubt = LayoutDoubt.reason
         elif not doubt and config is not None:
             doubt = trainer.updates.reuse(config)
-        found[name] = StepValue(stage_of(trainer, name), value, radius, "" if in_doubt else doubt)
-    return found
+        step_values[name] = StepValue(stage_of(trainer, name), value, radius, "" if in_doubt else doubt)
+    return step_values
 
 
 def quantity_of(batch: RolloutBatch, name: str) -> str:
@@ -275,7 +275,7 @@ def _metrics(
     doubts: Doubts,
     layout: LayoutDoubt | None,
 ) -> dict[str, ComparedValue]:
-    found = {}
+    compared = {}
     for name, recomputed in metrics.items():
         kind, value = trainer.log.kind_of(name), logged.metrics[name]
         radius = float(metric_radius(evaluation, kind, recomputed))
@@ -290,5 +290,5 @@ def _metrics(
             of_tokens = coarse_log_probs(logged.batch) if _holds_log_probs(evaluation, kind) else ""
             doubt = of_tokens or layout.about(name, abs(value - recomputed), recomputed, radius)
         stage = stage_of(trainer, name)
-        found[name] = ComparedValue(stage, logged.batch.step, value, recomputed, radius, doubt, rounding)
-    return found
+        compared[name] = ComparedValue(stage, logged.batch.step, value, recomputed, radius, doubt, rounding)
+    return compared

@@ -44,8 +44,8 @@ def digits_stored(x: Tensor, evidence: float = STRONG) -> tuple[Digits, ...]:
     sizes: Floats = np.unique(np.abs(some[np.isfinite(some) & (some != 0)]))
     if not len(sizes) or bool((sizes == np.floor(sizes)).all()):
         return ()  # whole numbers are themselves
-    found = (_bits(sizes), _fewest(sizes, "decimals"), _fewest(sizes, "significant"))
-    return tuple(one for one in found if one is not None and _evidence(one, sizes) >= evidence)
+    candidates = (_bits(sizes), _fewest(sizes, "decimals"), _fewest(sizes, "significant"))
+    return tuple(digits for digits in candidates if digits is not None and _evidence(digits, sizes) >= evidence)
 
 
 def _evidence(digits: Digits, sizes: Floats) -> float:
@@ -61,7 +61,7 @@ def stored_radius(x: Tensor) -> Tensor | None:
     if not digits:
         return None
     size = x.double().abs().nan_to_num(0.0, 0.0, 0.0)
-    return torch.stack([_radius(one, size) for one in digits]).amax(0)
+    return torch.stack([_radius(stored, size) for stored in digits]).amax(0)
 
 
 @remembered
@@ -85,32 +85,32 @@ def _bits(sizes: Floats) -> Digits | None:
     if (single != sizes).any():
         return None
     held = single.view(np.uint32)
-    return next((Digits("bits", kept) for kept, zero in _BITS if not (held & np.uint32(zero)).any()), None)
+    return next((Digits("bits", bits) for bits, zero in _BITS if not (held & np.uint32(zero)).any()), None)
 
 
 def _fewest(sizes: Floats, kind: Literal["decimals", "significant"]) -> Digits | None:
     """The fewest digits with which all values are what they are."""
-    found = None
-    for kept in range(6, 1, -1):
-        fits = _has_decimals(sizes, kept) if kind == "decimals" else _has_significant(sizes, kept)
+    fewest = None
+    for places in range(6, 1, -1):
+        fits = _has_decimals(sizes, places) if kind == "decimals" else _has_significant(sizes, places)
         if not fits:
             break
-        found = Digits(kind, kept)
-    return found
+        fewest = Digits(kind, places)
+    return fewest
 
 
-def _has_decimals(sizes: Floats, kept: int) -> bool:
-    return bool(_is_stored(np.round(sizes, kept), sizes).all())
+def _has_decimals(sizes: Floats, decimals: int) -> bool:
+    return bool(_is_stored(np.round(sizes, decimals), sizes).all())
 
 
-def _has_significant(sizes: Floats, kept: int) -> bool:
-    return all(_is_stored(np.array([float(f"{x:.{kept - 1}e}")]), np.array([x])).all() for x in sizes.tolist())
+def _has_significant(sizes: Floats, digits: int) -> bool:
+    return all(_is_stored(np.array([float(f"{x:.{digits - 1}e}")]), np.array([x])).all() for x in sizes.tolist())
 
 
 def _is_stored(rounded: Floats, value: Floats) -> NDArray[np.bool_]:
     """Return where a value is a rounded one, in double or in single precision."""
-    found: NDArray[np.bool_] = (rounded == value) | (rounded.astype(np.float32) == value)
-    return found
+    is_stored: NDArray[np.bool_] = (rounded == value) | (rounded.astype(np.float32) == value)
+    return is_stored
 
 
 @remembered
@@ -119,12 +119,12 @@ def coarse_log_probs(batch: RolloutBatch) -> str:
 
     What the trainer made of the full ones is not what these give.
     """
-    found = [(name, digits_stored(_some(batch, name))) for name in LOG_PROBS if name in batch.per_token]
-    coarse = [(name, digits) for name, digits in found if digits]
+    stored = [(name, digits_stored(_some(batch, name))) for name in LOG_PROBS if name in batch.per_token]
+    coarse = [(name, digits) for name, digits in stored if digits]
     if not coarse:
         return ""
     names = [name for name, _ in coarse]
-    words = min(coarse[0][1], key=lambda one: one.kept).words
+    words = min(coarse[0][1], key=lambda digits: digits.kept).words
     return f"the file holds {_listed(names)} with {words}, and the trainer may have had more"
 
 

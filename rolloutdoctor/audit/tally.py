@@ -95,7 +95,7 @@ class QuantityTally:
 
     def __add__(self, other: "QuantityTally") -> "QuantityTally":
         firsts = [first for first in (self.first, other.first) if first is not None]
-        reasons = [one.reason for one in (self, other) if one.reason]
+        reasons = [tally.reason for tally in (self, other) if tally.reason]
         return QuantityTally(
             stage=self.stage,
             compared=self.compared + other.compared,
@@ -139,7 +139,7 @@ class QuantityTally:
     @property
     def fault(self) -> str:
         """Return the fix of the fault with which the values were reproduced; empty: they are as intended."""
-        return next((label for label, told, as_is in self.faults if told == as_is), "") if not self.disagree else ""
+        return next((label for label, apart, as_is in self.faults if apart == as_is), "") if not self.disagree else ""
 
     @property
     def constant(self) -> str:
@@ -181,19 +181,19 @@ class QuantityTally:
 
 
 def _added(
-    one: tuple[tuple[str, int, int], ...], other: tuple[tuple[str, int, int], ...]
+    left: tuple[tuple[str, int, int], ...], right: tuple[tuple[str, int, int], ...]
 ) -> tuple[tuple[str, int, int], ...]:
-    if not one or not other:
-        return one or other
-    counts = {label: (told, as_is) for label, told, as_is in one}
-    for label, told, as_is in other:
+    if not left or not right:
+        return left or right
+    counts = {label: (apart, as_is) for label, apart, as_is in left}
+    for label, apart, as_is in right:
         before = counts.get(label, (0, 0))
-        counts[label] = (before[0] + told, before[1] + as_is)
+        counts[label] = (before[0] + apart, before[1] + as_is)
     return tuple(sorted((label, *count) for label, count in counts.items()))
 
 
-def _joined(one: Lengths, other: Lengths) -> Lengths:
-    return min(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), max(one[3], other[3])
+def _joined(left: Lengths, right: Lengths) -> Lengths:
+    return min(left[0], right[0]), max(left[1], right[1]), min(left[2], right[2]), max(left[3], right[3])
 
 
 _STRAIGHT = 0.01
@@ -203,10 +203,10 @@ AuditTally = Mapping[str, QuantityTally]
 """Name of a quantity to its tally."""
 
 
-def add_tallies(one: AuditTally, other: AuditTally) -> dict[str, QuantityTally]:
+def add_tallies(left: AuditTally, right: AuditTally) -> dict[str, QuantityTally]:
     """Add the tallies of two parts of a run, quantity by quantity."""
-    total = dict(one)
-    for name, tally in other.items():
+    total = dict(left)
+    for name, tally in right.items():
         total[name] = total[name] + tally if name in total else tally
     return total
 
@@ -250,9 +250,9 @@ def tally_value(
     if not agrees and doubt:
         return QuantityTally(stage, not_compared=1, reason=doubt)
     zeros = int(agrees and abs(logged) <= radius)
-    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1, radius=radius, zeros=zeros)
+    tally = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1, radius=radius, zeros=zeros)
     if agrees:
-        return found
+        return tally
     factors, offsets = _interval(logged, recomputed, radius, rounding)
     first = (step, "", logged, recomputed)
     ends = (*factors, *offsets)
@@ -260,11 +260,11 @@ def tally_value(
     bits = rounded_down(math.log2(distance / radius)) if distance > radius > 0 and math.isfinite(distance) else 0.0
     above = (logged - recomputed,) * 2
     telling = int(bits > 0)
-    said = rounded_down(_factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius))
+    info = rounded_down(_factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius))
     is_zero = abs(logged) <= radius < math.inf
     of_zero = rounded_down(math.log2(units)) if is_zero and radius > 0 and math.isfinite(units) else 0.0
     return QuantityTally(
-        stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf, said, of_zero
+        stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf, info, of_zero
     )
 
 
@@ -292,11 +292,11 @@ def _factor_bits(factors: tuple[float, float], recomputed: float, radius: float)
 
 def _simplest(low: float, high: float) -> tuple[int, int]:
     """Numerator and denominator of the simplest fraction between two numbers above 0."""
-    whole = math.ceil(low)
-    if whole <= high:
-        return whole, 1
-    numerator, denominator = _simplest(1 / (high - whole + 1), 1 / (low - whole + 1))
-    return (whole - 1) * numerator + denominator, numerator
+    ceiling = math.ceil(low)
+    if ceiling <= high:
+        return ceiling, 1
+    numerator, denominator = _simplest(1 / (high - ceiling + 1), 1 / (low - ceiling + 1))
+    return (ceiling - 1) * numerator + denominator, numerator
 
 
 def _shortest(low: float, high: float) -> str:

@@ -8,36 +8,36 @@ from rolloutdoctor.audit.tally import ComparedValue
 Compared = ComparedRows | ComparedValue
 
 
-def told_apart(one: Compared, other: Compared) -> tuple[int, int, int]:
+def told_apart(left: Compared, right: Compared) -> tuple[int, int, int]:
     """Count the logged values of a step of which two evaluations give numbers that no rounding makes equal.
 
     Values that a doubt keeps from proving anything are left out.
 
     Args:
-        one: the values beside those of one evaluation.
-        other: the same beside those of another one.
+        left: the values beside those of one evaluation.
+        right: the same beside those of another one.
 
     Returns:
         How many there are, those that agree with the one, and those that agree with the other.
     """
-    if isinstance(one, ComparedValue) and isinstance(other, ComparedValue):
-        return _of_value(one, other)
-    if isinstance(one, ComparedRows) and isinstance(other, ComparedRows) and len(one.compared) == len(other.compared):
-        return _of_rows(one, other)
+    if isinstance(left, ComparedValue) and isinstance(right, ComparedValue):
+        return _of_value(left, right)
+    if isinstance(left, ComparedRows) and isinstance(right, ComparedRows) and len(left.compared) == len(right.compared):
+        return _of_rows(left, right)
     return 0, 0, 0
 
 
-def _of_value(one: ComparedValue, other: ComparedValue) -> tuple[int, int, int]:
-    gap = abs(one.recomputed - other.recomputed)
-    if not gap > one.radius + other.radius or not math.isfinite(gap):
+def _of_value(left: ComparedValue, right: ComparedValue) -> tuple[int, int, int]:
+    gap = abs(left.recomputed - right.recomputed)
+    if not gap > left.radius + right.radius or not math.isfinite(gap):
         return 0, 0, 0
-    first, second = one.tally(), other.tally()
+    first, second = left.tally(), right.tally()
     return (1, first.agree, second.agree) if first.compared and second.compared else (0, 0, 0)
 
 
-def _of_rows(one: ComparedRows, other: ComparedRows) -> tuple[int, int, int]:
-    mine, theirs = one.values[1], other.values[1]
-    differs = ((mine - theirs).abs() > one.values[2] + other.values[2]) & one.compared & other.compared
-    as_is, as_other = in_radii(*one.values) <= 1, in_radii(*other.values) <= 1
-    told = differs & ~(one.doubted & ~as_is) & ~(other.doubted & ~as_other)
-    return int(told.sum()), int((told & as_is).sum()), int((told & as_other).sum())
+def _of_rows(left: ComparedRows, right: ComparedRows) -> tuple[int, int, int]:
+    mine, theirs = left.values[1], right.values[1]
+    differs = ((mine - theirs).abs() > left.values[2] + right.values[2]) & left.compared & right.compared
+    as_is, as_other = in_radii(*left.values) <= 1, in_radii(*right.values) <= 1
+    apart = differs & ~(left.doubted & ~as_is) & ~(right.doubted & ~as_other)
+    return int(apart.sum()), int((apart & as_is).sum()), int((apart & as_other).sum())

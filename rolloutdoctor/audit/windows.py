@@ -71,7 +71,7 @@ class OpenWindow:
             tuple(steps[place] for place in order),
             tuple(values[place] for place in order),
             tuple(radii[place] for place in order),
-            min((one for one in (self.doubt, other.doubt) if one), default=""),
+            min((doubt for doubt in (self.doubt, other.doubt) if doubt), default=""),
             self.size,
         )
 
@@ -96,15 +96,15 @@ OpenWindows = Mapping[str, OpenWindow]
 """Last step of a window and name of a metric, ``9 kl``, to what was read of it."""
 
 
-def join(one: OpenWindows, other: OpenWindows) -> tuple[dict[str, QuantityTally], dict[str, OpenWindow]]:
+def join(left: OpenWindows, right: OpenWindows) -> tuple[dict[str, QuantityTally], dict[str, OpenWindow]]:
     """Add the windows of two parts of a run; return what can be compared now, and the windows that stay open."""
-    total, closed = dict(one), dict[str, QuantityTally]()
-    for key, window in other.items():
+    total, closed = dict(left), dict[str, QuantityTally]()
+    for key, window in right.items():
         total[key] = total[key] + window if key in total else window
-    for key in sorted(other, key=lambda key: (total[key].last, key)):
+    for key in sorted(right, key=lambda key: (total[key].last, key)):
         if len(total[key].steps) == total[key].size:
-            found = total.pop(key)
-            closed = add_tallies(closed, {found.name: found.tally()})
+            open_window = total.pop(key)
+            closed = add_tallies(closed, {open_window.name: open_window.tally()})
     return closed, total
 
 
@@ -122,17 +122,17 @@ def opened(
     return {
         f"{window.last} {name}": OpenWindow(
             name,
-            one.stage,
+            step_value.stage,
             window.first,
             window.last,
             window.values[name],
             rounding_of(digits, name, window.values[name]),
             (step,),
-            (one.value,),
-            (one.radius,),
-            one.doubt,
+            (step_value.value,),
+            (step_value.radius,),
+            step_value.doubt,
             window.size,
         )
-        for name, one in values.items()
+        for name, step_value in values.items()
         if name in window.values
     }

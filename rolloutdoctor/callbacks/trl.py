@@ -76,9 +76,9 @@ def watch(
             "each of several processes holds a part of a step; follow the journals of all of them with "
             "`rolloutdoctor check run.rank*.parquet.journal --follow`"
         )
-    found = Watch(trainer, recorder, None if stop_on is None else Severity[stop_on.upper()], share, raise_errors)
-    found.begin(select, ignore)
-    return found
+    watcher = Watch(trainer, recorder, None if stop_on is None else Severity[stop_on.upper()], share, raise_errors)
+    watcher.begin(select, ignore)
+    return watcher
 
 
 class Watch:
@@ -155,7 +155,7 @@ class Watch:
         worst = None if self.report is None else self.report.worst()
         if self._stop_on is None or worst is None or worst < self._stop_on:
             return False
-        codes = [one.code for one in self.report.causes if one.severity >= self._stop_on] if self.report else []
+        codes = [cause.code for cause in self.report.causes if cause.severity >= self._stop_on] if self.report else []
         warn(f"rolloutdoctor stops the training, as stop_on asks: {', '.join(codes)}")
         return True
 
@@ -198,7 +198,7 @@ class Watch:
 
 def _main_measure(name: str, finding: Finding) -> dict[str, float]:
     """The first of a finding's measures that has a value."""
-    for measure, found in finding.measures.items():
-        if found.value is not None:
-            return {f"{name}/{measure}": float(found.value)}
+    for measure, measured in finding.measures.items():
+        if measured.value is not None:
+            return {f"{name}/{measure}": float(measured.value)}
     return {}

@@ -66,12 +66,12 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
     """Defaults of the commands from the settings file, in the form that the option parser takes."""
     if any(word in sys.argv[1:] for word in ("-h", "--help", "--version")):
         return {}
-    found = find_settings()
+    settings = find_settings()
     # `format` is a word of Python, so its parameter carries an underscore.
-    values = {{"format": "format_"}.get(key, key.replace("-", "_")): value for key, value in found.values.items()}
+    values = {{"format": "format_"}.get(key, key.replace("-", "_")): value for key, value in settings.values.items()}
     # `check` has formats, and its own way to fail, that the others have not.
-    known = {"full", "json", "jsonl"}
-    shared = {name: value for name, value in values.items() if name != "format_" or value in known}
+    formats = {"full", "json", "jsonl"}
+    shared = {name: value for name, value in values.items() if name != "format_" or value in formats}
     return {
         "check": values,
         "merge": values,

@@ -28,20 +28,22 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     taken = inspect.signature(command)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type[Any]] = {}
-    for found in taken.parameters.values():
-        parameter, group = found.replace(kind=inspect.Parameter.KEYWORD_ONLY), found.annotation
+    for declared in taken.parameters.values():
+        parameter, group = declared.replace(kind=inspect.Parameter.KEYWORD_ONLY), declared.annotation
         if is_dataclass(group) and isinstance(group, type):
-            groups[found.name] = group
-            options = [parameter.replace(name=one.name, annotation=one.type, default=one.default) for one in _of(group)]
+            groups[declared.name] = group
+            options = [
+                parameter.replace(name=field.name, annotation=field.type, default=field.default) for field in _of(group)
+            ]
             parameters += options
         else:
             parameters.append(parameter)
 
     @functools.wraps(command)
-    def inner(**given: Any) -> None:  # noqa: ANN401 - what the command takes
+    def inner(**values: Any) -> None:  # noqa: ANN401 - what the command takes
         for name, group in groups.items():
-            given[name] = group(**{one.name: given.pop(one.name) for one in _of(group)})
-        command(**given)
+            values[name] = group(**{field.name: values.pop(field.name) for field in _of(group)})
+        command(**values)
 
     signature = taken.replace(parameters=parameters)
     # What `inspect.signature` gives back, which typer makes the options from.
@@ -51,7 +53,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of(group: type[Any]) -> list[Any]:
-    return [one for one in fields(group) if one.init]
+    return [field for field in fields(group) if field.init]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,19 +103,19 @@ class Dump:
         """
         from rolloutdoctor.opening.dumps import ConvertOptions
 
-        given = self.columns or []
-        files = [text.removeprefix("@") for text in given if text.startswith("@")]
-        found: dict[str, str] = {}
+        columns = self.columns or []
+        files = [text.removeprefix("@") for text in columns if text.startswith("@")]
+        mapping: dict[str, str] = {}
         for file in [*([self.map_file] if self.map_file is not None else []), *files]:
-            found |= _read_map(file)
-        for text in given:
+            mapping |= _read_map(file)
+        for text in columns:
             if text.startswith("@"):
                 continue
             name, equals, where = text.partition("=")
             if not equals or not name.strip() or not where.strip():
                 raise UsageError(f"--map {text}: expected COLUMN=WHERE, such as reward=score, or @FILE.toml")
-            found[name.strip()] = where.strip()
-        object.__setattr__(self, "dump", ConvertOptions(self.importer, found, self.allow_pickle))
+            mapping[name.strip()] = where.strip()
+        object.__setattr__(self, "dump", ConvertOptions(self.importer, mapping, self.allow_pickle))
 
 
 @dataclass(frozen=True, kw_only=True)

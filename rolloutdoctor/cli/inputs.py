@@ -83,9 +83,9 @@ def _standard_output() -> Target | None:
     """Standard output, if it is a file."""
     try:
         number = sys.stdout.fileno()
-        found = os.fstat(number)
+        status = os.fstat(number)
     except (OSError, ValueError, AttributeError):
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return Target("standard output", path=Path(os.path.realpath(f"/dev/fd/{number}")), found=found, descriptor=number)
+    return Target("standard output", path=Path(os.path.realpath(f"/dev/fd/{number}")), found=status, descriptor=number)

@@ -221,21 +221,21 @@ def layers(settings: list[str] | None, config: str | None) -> "list[Layer]":
     from rolloutdoctor.engine.configure import read_settings, read_trainer_layers
     from rolloutdoctor.trainers.options import Layer
 
-    found = [read_settings(settings or [], "command line")]
+    option_layers = [read_settings(settings or [], "command line")]
     try:
         words = shlex.split(os.environ.get("ROLLOUTDOCTOR_SET", ""))
     except ValueError as error:
         raise UsageError(f"ROLLOUTDOCTOR_SET: {error}") from None
-    found.append(read_settings(words, "environment"))
+    option_layers.append(read_settings(words, "environment"))
     file = find_settings()
     if file.source is not None:
         note_file(file.source)
     if file.path is not None:
-        found.append(Layer(file.path, file.trainer_options))
+        option_layers.append(Layer(file.path, file.trainer_options))
     if config is not None:
         note_file(config)
-        found += read_trainer_layers(config, {name for layer in found for name in layer.values})
-    return found
+        option_layers += read_trainer_layers(config, {name for layer in option_layers for name in layer.values})
+    return option_layers
 
 
 def warn_of_device(*, quiet: bool) -> None:

@@ -54,9 +54,9 @@ class Commands(TyperGroup):
         """Write each command with its whole sentence, by group; see `click.Group.format_commands`."""
         width = max(len(name) for names in packs.COMMAND_GROUPS.values() for name in names)
         for title, names in packs.COMMAND_GROUPS.items():
-            found = ((name, self.get_command(ctx, name)) for name in names)
+            commands = ((name, self.get_command(ctx, name)) for name in names)
             # Of one width, so that the sentences of all groups begin in one column.
-            lines = [(f"{name:<{width}}", (each.help or "").partition("\n\n")[0]) for name, each in found if each]
+            lines = [(f"{name:<{width}}", (each.help or "").partition("\n\n")[0]) for name, each in commands if each]
             with formatter.section(title):
                 formatter.write_dl(lines)
 

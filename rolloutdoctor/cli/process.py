@@ -87,8 +87,8 @@ class FastExit:
 
 def _has_jemalloc() -> bool:
     """True where arrow is known to have it: other builds would complain on standard error."""
-    found = find_spec("pyarrow")
-    if found is None or found.origin is None:
+    spec = find_spec("pyarrow")
+    if spec is None or spec.origin is None:
         return False
-    wheels = Path(found.origin).parent.parent.glob("pyarrow-*.dist-info/WHEEL")
+    wheels = Path(spec.origin).parent.parent.glob("pyarrow-*.dist-info/WHEEL")
     return any("manylinux" in wheel.read_text(encoding="utf-8") for wheel in wheels)

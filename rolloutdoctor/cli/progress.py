@@ -63,10 +63,10 @@ def slow_work(*, quiet: bool) -> "Iterator[Callable[[str], None]]":
     timer = Timer(SLOW_SECONDS, lambda: say(f"after {SLOW_SECONDS:g} seconds it {doing[0]}"))
     timer.daemon = True
 
-    def tell(what: str) -> None:
-        doing[0] = what
+    def tell(activity: str) -> None:
+        doing[0] = activity
         if not quiet and monotonic() - began >= SLOW_SECONDS:
-            say(f"it {what}")
+            say(f"it {activity}")
 
     if not quiet:
         timer.start()

@@ -59,9 +59,9 @@ def find_settings(start: Path | None = None) -> FileSettings:
         # Libraries that are imported next end the process without a message that a user could act on.
         raise UsageError(f"the working directory is gone ({error.strerror}); change to another one") from None
     for folder in [start, *start.parents]:
-        own, project = folder / "rolloutdoctor.toml", folder / "pyproject.toml"
-        if own.is_file():
-            return _settings(own.name, own, _read(own))
+        settings_file, project = folder / "rolloutdoctor.toml", folder / "pyproject.toml"
+        if settings_file.is_file():
+            return _settings(settings_file.name, settings_file, _read(settings_file))
         if project.is_file():
             tool = _read(project).get("tool")
             table = tool.get("rolloutdoctor") if isinstance(tool, dict) else None

@@ -35,8 +35,8 @@ class Stopped(BaseException):
         global _is_said
         _is_said = True
         done = _of_writing("replacing", "placed")
-        what = f"{', '.join(done)} was written before" if isinstance(done, tuple) and done else "nothing was written"
-        return f"{_WORDS[self.args[0]]}; {what}"
+        written = f"{', '.join(done)} was written before" if isinstance(done, tuple) and done else "nothing was written"
+        return f"{_WORDS[self.args[0]]}; {written}"
 
 
 def heed() -> None:
@@ -112,10 +112,10 @@ def _is_importing(frame: "FrameType | None") -> bool:
     return False
 
 
-def _not_lost(found: "sys.UnraisableHookArgs") -> None:
+def _not_lost(unraisable: "sys.UnraisableHookArgs") -> None:
     """Print an exception raised in a finalizer, where it is lost; what a signal raised would be lost again: so end."""
-    if isinstance(found.exc_value, Stopped):
-        report(found.exc_value)
+    if isinstance(unraisable.exc_value, Stopped):
+        report(unraisable.exc_value)
         clean_up()
-        os._exit(found.exc_value.exit_code)
-    sys.__unraisablehook__(found)
+        os._exit(unraisable.exc_value.exit_code)
+    sys.__unraisablehook__(unraisable)

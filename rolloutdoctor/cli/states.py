@@ -36,15 +36,15 @@ def given(context: typer.Context) -> dict[str, tuple[str, object]]:
     }
 
 
-def refuse_beside(what: str, options: Mapping[str, bool]) -> None:
+def refuse_beside(flag: str, options: Mapping[str, bool]) -> None:
     """Refuse options that say nothing beside another one.
 
     Raises:
         UsageError: if one of them is given.
     """
     names = [name for name, is_given in options.items() if is_given]
-    if what and names:
-        raise UsageError(f"{what}: leave {' and '.join(names)} out")
+    if flag and names:
+        raise UsageError(f"{flag}: leave {' and '.join(names)} out")
 
 
 def opened(

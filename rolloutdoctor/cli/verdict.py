@@ -278,13 +278,13 @@ def copies(also: list[str] | None) -> list[tuple[opt.Format, str]]:
     Raises:
         UsageError: if one names no format, or no file.
     """
-    found = []
+    targets = []
     for text in also or []:
         form, _, path = text.partition("=")
-        if form not in [one.value for one in opt.Format] or not path:
+        if form not in [output_format.value for output_format in opt.Format] or not path:
             raise UsageError(f"--also {text}: write FORMAT=FILE, where FORMAT is {', '.join(opt.Format)}")
-        found.append((opt.Format(form), path))
-    return found
+        targets.append((opt.Format(form), path))
+    return targets
 
 
 def words(texts: list[str] | None) -> list[str]:
@@ -304,13 +304,13 @@ def required(require: list[str] | None, selected: "Sequence[AnyRule]") -> frozen
     """
     from rolloutdoctor.rules.table import pick
 
-    found: set[str] = set()
+    required_codes: set[str] = set()
     for word in words(require):
         codes = {rule.code for rule in pick([word], []) if rule in selected}
         if not codes:
             raise UsageError(f"--require {word}: it is not among the rules that run; see --select and --ignore")
-        found |= codes
-    return frozenset(found)
+        required_codes |= codes
+    return frozenset(required_codes)
 
 
 def exit_code(report: "Report", fail_on: opt.FailOn, *, must_test: frozenset[str] = frozenset()) -> int:
@@ -325,9 +325,11 @@ def exit_code(report: "Report", fail_on: opt.FailOn, *, must_test: frozenset[str
     from rolloutdoctor.views.style import plain
 
     worst = report.worst()
-    untested = [one for one in report.skipped if one.code in must_test]
-    for one in untested:
-        say(f"{one.code} {one.name} is required and was skipped: {plain(one.reason, 300)}; {plain(one.remedy, 300)}")
+    untested = [skipped for skipped in report.skipped if skipped.code in must_test]
+    for rule in untested:
+        say(
+            f"{rule.code} {rule.name} is required and was skipped: {plain(rule.reason, 300)}; {plain(rule.remedy, 300)}"
+        )
     if report.nothing_checked or untested:
         return NOTHING_CHECKED
     if fail_on is opt.FailOn.never or worst is None:

@@ -100,8 +100,8 @@ def _plain(text: str) -> str:
 def _number(text: str) -> Fraction | None:
     if len(text) > _MOST_DIGITS or not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
         return None
-    whole, _, below = text.partition("/")
-    return Fraction(whole) / Fraction(below or 1)
+    numerator, _, below = text.partition("/")
+    return Fraction(numerator) / Fraction(below or 1)
 
 
 def _relation(stated: str, reference: str) -> int:
@@ -109,14 +109,14 @@ def _relation(stated: str, reference: str) -> int:
         return UNKNOWN
     if stated == reference:
         return EQUAL
-    one, other = _number(stated), _number(reference)
-    if one is None or other is None:
+    answer, target = _number(stated), _number(reference)
+    if answer is None or target is None:
         return UNKNOWN
-    if one == other:
+    if answer == target:
         return EQUAL
     # A tolerance, or a percentage, is the verifier's own.
-    is_near = abs(one - other) <= max(abs(one), abs(other)) / 100
-    return UNKNOWN if is_near or one in (100 * other, other / 100) else OTHER
+    is_near = abs(answer - target) <= max(abs(answer), abs(target)) / 100
+    return UNKNOWN if is_near or answer in (100 * target, target / 100) else OTHER
 
 
 def _parts(response: object) -> tuple[str, str]:
@@ -125,10 +125,16 @@ def _parts(response: object) -> tuple[str, str]:
         pattern = _OTHERS_TURN if response.startswith("assistant: ") else _TOOL
         spans = [match[0] for match in pattern.finditer(response)]
         return (pattern.sub(" ", response), " ".join(spans)) if spans else (response, "")
-    messages = [one for one in response if isinstance(one, Mapping)] if isinstance(response, Sequence) else []
-    own = [str(one.get("content") or "") for one in messages if one.get("role") in ("assistant", None)]
-    others = [str(one.get("content") or "") for one in messages if one.get("role") not in ("assistant", None)]
-    return "\n".join(own), "\n".join(others)
+    messages = (
+        [message for message in response if isinstance(message, Mapping)] if isinstance(response, Sequence) else []
+    )
+    assistant = [
+        str(message.get("content") or "") for message in messages if message.get("role") in ("assistant", None)
+    ]
+    others = [
+        str(message.get("content") or "") for message in messages if message.get("role") not in ("assistant", None)
+    ]
+    return "\n".join(assistant), "\n".join(others)
 
 
 def _place(model: str, tool: str, reference: str) -> int:
@@ -138,11 +144,11 @@ def _place(model: str, tool: str, reference: str) -> int:
     """
     if not tool or sum(each.isalnum() for each in reference) < 4:
         return 0
-    whole = re.compile(rf"(?<![\w.]){re.escape(reference)}(?![\w]|\.\d)", re.IGNORECASE)
+    pattern = re.compile(rf"(?<![\w.]){re.escape(reference)}(?![\w]|\.\d)", re.IGNORECASE)
     model, tool = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) for text in (model, tool))
-    if whole.search(model):
+    if pattern.search(model):
         return IN_MODEL
     words = {word.casefold() for word in re.findall(r"\w{3,}", reference)}
     if not words or words & {word.casefold() for word in re.findall(r"\w{3,}", model)}:
         return 0
-    return IN_TOOL if whole.search(tool) else NOWHERE
+    return IN_TOOL if pattern.search(tool) else NOWHERE

@@ -17,18 +17,18 @@ def turns_of_step(batch: RolloutBatch) -> Turns | None:
 
     None where nothing is given and no row has a masked run between two trained ones: the run has no turns to speak of.
     """
-    given = batch.turns
+    turns = batch.turns
     mask = next((name for name in _MASKS if name in batch.per_token), None)
     if mask is None:
-        return given
-    lacks_N = torch.ones(len(batch), dtype=torch.bool) if given is None else given.offsets.diff() == 0
+        return turns
+    lacks_N = torch.ones(len(batch), dtype=torch.bool) if turns is None else turns.offsets.diff() == 0
     if not lacks_N.any():
-        return given
+        return turns
     derived = derived_turns(batch.column(mask).cpu(), batch.rows.cpu())
-    if given is None:
+    if turns is None:
         return derived if (derived.author_K == TOOL).any() else None
-    both = joined_turns([given, derived.among(lacks_N)])
-    row_K = torch.cat([given.row_K, derived.row_K[lacks_N[derived.row_K]]])
+    both = joined_turns([turns, derived.among(lacks_N)])
+    row_K = torch.cat([turns.row_K, derived.row_K[lacks_N[derived.row_K]]])
     sizes_N = torch.bincount(row_K, minlength=len(batch))
     return both.picked(torch.argsort(row_K, stable=True), seg.offsets_of(sizes_N))
 

@@ -47,25 +47,25 @@ def passes(batches: Iterable[RolloutBatch], tokens: int) -> Iterator[list[Rollou
         yield waiting
 
 
-def can_join(one: RolloutBatch, other: RolloutBatch) -> bool:
+def can_join(left: RolloutBatch, right: RolloutBatch) -> bool:
     """Return True if two steps have the same split, columns and rewards, so that they can be rows of one batch."""
-    if one.split != other.split or one.device != other.device or not len(one) or not len(other):
+    if left.split != right.split or left.device != right.device or not len(left) or not len(right):
         return False
-    if one.incomplete or other.incomplete or (one.groups is None) != (other.groups is None):
+    if left.incomplete or right.incomplete or (left.groups is None) != (right.groups is None):
         return False
-    texts = ((one.statuses, other.statuses), (one.errors, other.errors))
+    texts = ((left.statuses, right.statuses), (left.errors, right.errors))
     if any((len(mine) > 0) != (len(theirs) > 0) for mine, theirs in texts):
         return False
-    if (one.turns is None) != (other.turns is None):
+    if (left.turns is None) != (right.turns is None):
         return False
-    return _types(one) == _types(other)
+    return _types(left) == _types(right)
 
 
 def _types(batch: RolloutBatch) -> dict[str, torch.dtype]:
     """Type of every column: of steps that differ, one would come to have another's."""
-    found = {name: batch.token_columns.chunks(name)[0].dtype for name in batch.token_columns}
-    found |= {name: x_N.dtype for name, x_N in batch.per_row.items()}
-    return found | {f"rewards {name}": x_N.dtype for name, x_N in batch.rewards.items()}
+    dtypes = {name: batch.token_columns.chunks(name)[0].dtype for name in batch.token_columns}
+    dtypes |= {name: x_N.dtype for name, x_N in batch.per_row.items()}
+    return dtypes | {f"rewards {name}": x_N.dtype for name, x_N in batch.rewards.items()}
 
 
 def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
@@ -101,20 +101,20 @@ def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
 
 def rows_of(batches: Sequence[RolloutBatch]) -> list[slice]:
     """Return where the rows of each step are in the joined batch."""
-    found, start = [], 0
+    spans, start = [], 0
     for each in batches:
-        found.append(slice(start, start + len(each)))
+        spans.append(slice(start, start + len(each)))
         start += len(each)
-    return found
+    return spans
 
 
 def _offsets(offsets: Sequence[Tensor]) -> Tensor:
     """Offsets of parts, ``[n + 1]`` each from 0 on, as those of the whole."""
-    found, start = [offsets[0]], int(offsets[0][-1])
+    pieces, start = [offsets[0]], int(offsets[0][-1])
     for each in offsets[1:]:
-        found.append(each[1:] + start)
+        pieces.append(each[1:] + start)
         start += int(each[-1])
-    return torch.cat(found)
+    return torch.cat(pieces)
 
 
 def joined_groups(groups: Sequence[Groups]) -> Groups:

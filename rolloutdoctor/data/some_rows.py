@@ -44,9 +44,9 @@ def without(batch: RolloutBatch, rows_N: Tensor, tokens_T: Tensor) -> RolloutBat
 
 def scattered(x_K: Tensor, kept_N: Tensor, fill: Tensor) -> Tensor:
     """Give values of the rows, or tokens, that were kept back to all of them; the others have those of `fill`."""
-    found = fill.to(x_K.dtype).clone()
-    found[kept_N] = x_K
-    return found
+    filled = fill.to(x_K.dtype).clone()
+    filled[kept_N] = x_K
+    return filled
 
 
 def heaviest(size_N: Tensor, count: int) -> Tensor:
@@ -56,6 +56,6 @@ def heaviest(size_N: Tensor, count: int) -> Tensor:
     tensor([False,  True, False,  True])
     """
     order = torch.argsort(size_N, descending=True, stable=True)[:count]
-    found = torch.zeros_like(size_N, dtype=torch.bool)
-    found[order] = size_N[order] > 0
-    return found
+    is_heavy_N = torch.zeros_like(size_N, dtype=torch.bool)
+    is_heavy_N[order] = size_N[order] > 0
+    return is_heavy_N

@@ -21,8 +21,8 @@ class TokenColumns(Mapping[str, Tensor]):
     def __init__(self, chunks: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
         self._chunks: dict[str, tuple[Tensor, ...]] = {}
         self._ends: dict[str, list[int]] = {}
-        for name, found in chunks.items():
-            self._put(name, (found,) if isinstance(found, Tensor) else tuple(found) or (torch.zeros(0),))
+        for name, column in chunks.items():
+            self._put(name, (column,) if isinstance(column, Tensor) else tuple(column) or (torch.zeros(0),))
 
     def _put(self, name: str, chunks: tuple[Tensor, ...]) -> None:
         self._chunks[name] = chunks
@@ -73,13 +73,13 @@ class TokenColumns(Mapping[str, Tensor]):
         if len(chunks) == 1:
             return chunks[0][places]
         start, stop = places.start, places.stop
-        found = []
+        pieces = []
         for number in range(bisect_right(ends, start), len(chunks)):
             begin = ends[number] - len(chunks[number])
             if begin >= stop:
                 break
-            found.append(chunks[number][max(0, start - begin) : stop - begin])
-        return _joined(found) if found else chunks[0][:0]
+            pieces.append(chunks[number][max(0, start - begin) : stop - begin])
+        return _joined(pieces) if pieces else chunks[0][:0]
 
     def at(self, name: str, places: NDArray[np.int64]) -> NDArray[Any]:
         """Return the values at some places of a column, in rising order, on the CPU, without joining its chunks."""

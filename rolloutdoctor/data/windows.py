@@ -55,14 +55,14 @@ def windows_of(
     if not steps:
         return ()
     begin = max(1, steps[0] - interval + 1)
-    found: list[Window] = []
+    windows: list[Window] = []
     first, parts = begin, list[tuple[int, int]]()
     for before, last in pairwise([begin - 1, *steps]):
         parts.append((before + 1, last))
         if (last - begin + 1) % span == 0:
-            found.append(Window(first, last, _means(lines, parts, (begin, span), of_generation), span))
+            windows.append(Window(first, last, _means(lines, parts, (begin, span), of_generation), span))
             first, parts = last + 1, []
-    return tuple(found)
+    return tuple(windows)
 
 
 def _means(
@@ -71,21 +71,21 @@ def _means(
     """Means over adjacent lines, given by their first and last steps; only of metrics that all of them have."""
     begin, span = grid
     names = dict.fromkeys(name for _, last in parts for name in lines[last])
-    found = {}
+    means = {}
     for name in names:
         total = weights = 0.0
         for first, last in parts:
             # Batches are generated at every span-th step.
-            made = (last - begin) // span - (first - 1 - begin) // span
-            weight = made if of_generation(name) else last - first + 1
+            generations = (last - begin) // span - (first - 1 - begin) // span
+            weight = generations if of_generation(name) else last - first + 1
             if weight and name not in lines[last]:
                 break
             total += weight * lines[last].get(name, 0.0)
             weights += weight
         else:
             if weights:
-                found[name] = lines[parts[0][1]][name] if len(parts) == 1 else total / weights
-    return found
+                means[name] = lines[parts[0][1]][name] if len(parts) == 1 else total / weights
+    return means
 
 
 def window_of(windows: Sequence[Window], step: int) -> Window | None:

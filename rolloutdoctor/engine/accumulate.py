@@ -89,15 +89,15 @@ class RuleAccumulator(StepConsumer):
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """Return the token measures of the rules that have the columns they need in a step, by code."""
-        found: dict[str, TokenMeasure] = {
+        measures: dict[str, TokenMeasure] = {
             rule.code: rule.measure_tokens
             for rule in self.plan.rules
             if rule.measures_tokens and batch.split in rule.splits and rule.code in self._measurable(batch)
         }
         objective = self.plan.context.objective
         if self._stages and objective is not None and has_row_advantages(batch, objective):
-            found[AUDIT] = measure_advantages
-        return found
+            measures[AUDIT] = measure_advantages
+        return measures
 
     def _measurable(self, batch: RolloutBatch) -> frozenset[str]:
         """Codes of the rules that have the columns they need in a step: nearly all steps have the same."""
@@ -127,9 +127,9 @@ class RuleAccumulator(StepConsumer):
             check_group_sizes(batch, self.plan.context, () if steps.batch is None else batches)
             self._odd_groups += self._odd(batch)
         views = [self._seen_step(step) for step in steps.steps]
-        whole = None
+        joined = None
         if steps.batch is not None:
-            whole = replace(
+            joined = replace(
                 views[0],
                 batch=steps.batch,
                 logged={},
@@ -137,7 +137,7 @@ class RuleAccumulator(StepConsumer):
                 token_measures=steps.token_measures,
                 parts=tuple(views),
             )
-        self._tables.add(views, whole, self._able)
+        self._tables.add(views, joined, self._able)
 
     def _seen_step(self, step: EvaluatedStep) -> StepView:
         """Count a step and what it logged, and return what the rules see of it."""
@@ -152,8 +152,8 @@ class RuleAccumulator(StepConsumer):
             self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
         view = view_of(step, self.plan.context)
         if self._stages:
-            here = {name: tally for name, tally in view.audit.items() if tally.stage in self._stages}
-            self._audit = add_tallies(self._audit, here)
+            tallies = {name: tally for name, tally in view.audit.items() if tally.stage in self._stages}
+            self._audit = add_tallies(self._audit, tallies)
             self._add_means(view)
         return view
 
@@ -164,8 +164,8 @@ class RuleAccumulator(StepConsumer):
 
     def _add_means(self, view: StepView) -> None:
         """Add a step to the means over several steps that were logged; those that end here are compared."""
-        here = {key: one for key, one in windows_at(view, self.plan.context).items() if one.stage in self._stages}
-        closed, self._windows = join(self._windows, here)
+        means = {key: mean for key, mean in windows_at(view, self.plan.context).items() if mean.stage in self._stages}
+        closed, self._windows = join(self._windows, means)
         self._audit = add_tallies(self._audit, closed)
 
     def _fail(self, why: str, step: int) -> None:

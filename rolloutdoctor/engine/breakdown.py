@@ -47,8 +47,8 @@ def labelled(by: str, lines: pl.DataFrame) -> pl.DataFrame:
         is_known, rows = pl.col("part") != math.inf, pl.col("rows")
         place = MOST_REWARD_PARTS * (rows.cum_sum() - rows / 2) / rows.filter(is_known).sum()
         few = parts.filter(is_known).height <= MOST_REWARD_PARTS
-        own = pl.int_range(pl.len()) if few else place.floor().cast(pl.Int64).clip(0, MOST_REWARD_PARTS - 1)
-        parts = parts.with_columns(bin=pl.when(is_known).then(own))
+        bin_index = pl.int_range(pl.len()) if few else place.floor().cast(pl.Int64).clip(0, MOST_REWARD_PARTS - 1)
+        parts = parts.with_columns(bin=pl.when(is_known).then(bin_index))
     names = {
         line["bin"]: _name(by, line["low"], line["high"])
         for line in parts.group_by("bin").agg(low=pl.min("part"), high=pl.max("part")).to_dicts()

@@ -78,9 +78,9 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
         state = joined(prepared, state)
         diagnosis = None if prepared.run.at_hand is None else _diagnosis(prepared, state)
     device, dtype = prepared.device, prepared.options.dtype
-    found = judge(prepared.plan, state, prepared.configured, device=device, dtype=dtype, diagnosis=diagnosis)
+    report = judge(prepared.plan, state, prepared.configured, device=device, dtype=dtype, diagnosis=diagnosis)
     more = [note for note in (_beside(prepared), _apart(prepared, state), _gone(prepared)) if note]
-    return replace(found, notes=(*prepared.run.notes.sentences, *found.notes, *more))
+    return replace(report, notes=(*prepared.run.notes.sentences, *report.notes, *more))
 
 
 def _diagnosis(prepared: PreparedRun, state: RunState) -> Diagnosis:
@@ -97,8 +97,8 @@ def _diagnosis(prepared: PreparedRun, state: RunState) -> Diagnosis:
 def _beside(prepared: PreparedRun) -> str:
     """Say which files beside the numbers state the options that are used; empty if none does."""
     settings = prepared.configured.settings() if prepared.configured is not None else {}
-    found = dict.fromkeys(one.origin for one in settings.values())
-    places = [origin for origin in found if origin in prepared.run.metadata.origins.values()]
+    origins = dict.fromkeys(setting.origin for setting in settings.values())
+    places = [origin for origin in origins if origin in prepared.run.metadata.origins.values()]
     return f"options that you did not give were read from {' and '.join(places)}" if places else ""
 
 

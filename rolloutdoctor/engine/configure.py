@@ -81,9 +81,9 @@ class Configured:
         """Options with their origins, the version first."""
         version = Setting(self.version, self.version_origin, assumed=self.version_assumed)
         fixes = {"fix": Setting(", ".join(self.fixes), "command line")} if self.fixes else {}
-        there = {one.name for one in self.trainer.options if one.exists_at(self.config.version)}
-        known = {name: setting for name, setting in self.config.settings.items() if name in there}
-        return {"version": version, **known, **fixes}
+        there = {option.name for option in self.trainer.options if option.exists_at(self.config.version)}
+        settings = {name: setting for name, setting in self.config.settings.items() if name in there}
+        return {"version": version, **settings, **fixes}
 
 
 def configure(
@@ -157,10 +157,10 @@ def _version(spec: Trainer, asked: str, metadata: RunMetadata) -> tuple[str, str
 
 def layers_of(metadata: RunMetadata) -> list[Layer]:
     """What a run says of its options, by where that was read."""
-    found: dict[str, dict[str, object]] = {}
+    by_origin: dict[str, dict[str, object]] = {}
     for name, value in metadata.config.items():
-        found.setdefault(metadata.origin_of(name), {})[name] = value
-    return [Layer(origin, values, strict=False) for origin, values in found.items()]
+        by_origin.setdefault(metadata.origin_of(name), {})[name] = value
+    return [Layer(origin, values, strict=False) for origin, values in by_origin.items()]
 
 
 def can_be_configured(metadata: RunMetadata) -> bool:
@@ -261,11 +261,11 @@ def _referred(values: Mapping[str, object]) -> dict[str, object]:
     >>> _referred({"a.b": True, "c": "${a.b}", "d": "${c}", "e": "${f}"})
     {'a.b': True, 'c': True, 'd': True, 'e': '${f}'}
     """
-    found = dict(values)
+    resolved = dict(values)
     for name in values:
         for _ in range(_MOST_REFERENCES):
-            known = _REFERENCE.fullmatch(str(found[name]))
-            if known is None or known[1] not in values:
+            match = _REFERENCE.fullmatch(str(resolved[name]))
+            if match is None or match[1] not in values:
                 break
-            found[name] = values[known[1]]
-    return found
+            resolved[name] = values[match[1]]
+    return resolved

@@ -95,15 +95,17 @@ def _settings(part: Part, context: Context) -> dict[str, Setting]:
     assert context.trainer is not None
     settings, off = context.config.settings, _options(part, context).off
     return {
-        one.name: settings[one.name] for one in context.trainer.options if one.name in off and not one.is_idle(settings)
+        option.name: settings[option.name]
+        for option in context.trainer.options
+        if option.name in off and not option.is_idle(settings)
     }
 
 
 def _assumed_off(part: Part, context: Context) -> list[str]:
     """Options that leave a part out and are all only assumed; none where one is recorded that does."""
     off = _options(part, context).off
-    found = {name: one for name, one in _settings(part, context).items() if one.value in off[name]}
-    return list(found) if all(one.assumed for one in found.values()) else []
+    settings = {name: setting for name, setting in _settings(part, context).items() if setting.value in off[name]}
+    return list(settings) if all(setting.assumed for setting in settings.values()) else []
 
 
 def _assumed(part: Part, context: Context) -> list[str]:
@@ -114,8 +116,8 @@ def _assumed(part: Part, context: Context) -> list[str]:
     off = _options(part, context).off
     return [
         name
-        for name, one in _settings(part, context).items()
-        if one.assumed and (one.value in off[name] or isinstance(one.value, bool | str))
+        for name, setting in _settings(part, context).items()
+        if setting.assumed and (setting.value in off[name] or isinstance(setting.value, bool | str))
     ]
 
 
@@ -124,19 +126,19 @@ def _absence(part: Part, context: Context) -> str:
     options = _options(part, context)
     if options.never:
         return options.never
-    found = [
-        f"{name} = {_said(one.value)}"
-        for name, one in _settings(part, context).items()
-        if not one.assumed and one.value in options.off[name]
+    stated = [
+        f"{name} = {_said(setting.value)}"
+        for name, setting in _settings(part, context).items()
+        if not setting.assumed and setting.value in options.off[name]
     ]
-    return f"{', '.join(found)}: {part.value}" if found else part.value
+    return f"{', '.join(stated)}: {part.value}" if stated else part.value
 
 
 def _unstated(rule: AnyRule, names: Iterable[str], context: Context, start: str = "") -> Skipped:
     assert context.config is not None
     values = {name: context.config[name] for name in names}
-    said = " and ".join(f"{name} is assumed to be {_said(value)}" for name, value in values.items())
-    return Skipped(rule.code, rule.name, start + said, f"state {_flags(values)}")
+    assumptions = " and ".join(f"{name} is assumed to be {_said(value)}" for name, value in values.items())
+    return Skipped(rule.code, rule.name, start + assumptions, f"state {_flags(values)}")
 
 
 def _flags(names: Iterable[str]) -> str:

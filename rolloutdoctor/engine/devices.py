@@ -42,10 +42,10 @@ def find_device(name: str) -> "torch.device":
         raise UsageError(f"no device {name!r} (known: auto, cpu, cuda)")
     if name != "cuda":
         return torch.device("cpu")
-    found = gpu()
-    if found is None:
+    device = gpu()
+    if device is None:
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu, or auto")
-    return found
+    return device
 
 
 def on_device(

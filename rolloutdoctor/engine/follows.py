@@ -93,190 +93,190 @@ AUDIT = {"RDA004": STAGES[:1], "RDG005": STAGES[1:3], "RDM004": STAGES[3:]}
 """Code of a rule that reports what no hypothesis explains, and the stages of the audit that it reports."""
 
 
-def _always(cause: Finding, found: Finding, context: Context) -> bool:
+def _always(cause: Finding, effect: Finding, context: Context) -> bool:
     return True
 
 
-def _is_error(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_error(cause: Finding, effect: Finding, context: Context) -> bool:
     """The same logged advantages; what is less than an error is about others."""
-    return found.severity is Severity.ERROR and not _all_of_rows(found, cause, context)
+    return effect.severity is Severity.ERROR and not _all_of_rows(effect, cause, context)
 
 
-def _all_of_rows(cause: Finding, found: Finding, context: Context) -> bool:
+def _all_of_rows(cause: Finding, effect: Finding, context: Context) -> bool:
     """Tokens with another advantage than their row's are all that is off: every such row disagrees."""
-    if cause.code != "RDA006" or found.cause is not None or _unexplained(found, context) != {"advantages"}:
+    if cause.code != "RDA006" or effect.cause is not None or _unexplained(effect, context) != {"advantages"}:
         return False
     measures = cause.measures
     rows = sum(int(measures[name].value or 0) for name in ("rows", "dead_rows") if name in measures)
     return context.unexplained["advantages"].disagree == rows
 
 
-def _unexplained(found: Finding, context: Context) -> set[str]:
-    return {name for name, tally in context.unexplained.items() if tally.stage in AUDIT[found.code]}
+def _unexplained(effect: Finding, context: Context) -> set[str]:
+    return {name for name, tally in context.unexplained.items() if tally.stage in AUDIT[effect.code]}
 
 
-def _of_hypothesis(cause: Finding, found: Finding, context: Context) -> bool:
+def _of_hypothesis(cause: Finding, effect: Finding, context: Context) -> bool:
     """The hypothesis of the cause explains values of every quantity in question."""
-    if cause.cause is None or found.cause is not None:
+    if cause.cause is None or effect.cause is not None:
         return False
-    return _unexplained(found, context) <= {*cause.cause.explains}
+    return _unexplained(effect, context) <= {*cause.cause.explains}
 
 
-def _is_of_kl_metric(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_of_kl_metric(cause: Finding, effect: Finding, context: Context) -> bool:
     """Nothing but the KL metric disagrees."""
     metrics = () if context.trainer is None else context.trainer.log.kl
-    return found.cause is None and _unexplained(found, context) <= {*metrics}
+    return effect.cause is None and _unexplained(effect, context) <= {*metrics}
 
 
-def _is_earlier(cause: Finding, found: Finding) -> bool:
+def _is_earlier(cause: Finding, effect: Finding) -> bool:
     """What does not say when it began may have begun at any time."""
-    return cause.onset is None or found.onset is None or cause.onset <= found.onset
+    return cause.onset is None or effect.onset is None or cause.onset <= effect.onset
 
 
-def _began_earlier(cause: Finding, found: Finding, context: Context) -> bool:
+def _began_earlier(cause: Finding, effect: Finding, context: Context) -> bool:
     """The cause is proved and began no later, where both say when. A property follows from nothing."""
-    return found.severity > Severity.INFO and cause.verdict == "confirmed" and _is_earlier(cause, found)
+    return effect.severity > Severity.INFO and cause.verdict == "confirmed" and _is_earlier(cause, effect)
 
 
-def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
+def _of_same_names(cause: Finding, effect: Finding, context: Context) -> bool:
     """The cause changes a metric of the identity that fails, or refutes an option in it."""
     if cause.code in AUDIT and cause.cause is None:
         names = _unexplained(cause, context)
     else:
         names = set() if cause.cause is None else {*cause.cause.explains}
     if cause.code == "RDI014":
-        names = {one.option.rpartition(".")[2] for one in context.refuted}
-    return not names.isdisjoint(found.headline.split())
+        names = {refutation.option.rpartition(".")[2] for refutation in context.refuted}
+    return not names.isdisjoint(effect.headline.split())
 
 
-def _is_of_kl_options(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_of_kl_options(cause: Finding, effect: Finding, context: Context) -> bool:
     """The log contradicts options of the KL alone, and follows from a KL that counts twice."""
-    if cause.cause is None or found.cause is not None or not context.refuted or context.trainer is None:
+    if cause.cause is None or effect.cause is not None or not context.refuted or context.trainer is None:
         return False
     of_kl = [context.trainer.parts.get(part, PartOptions()).off for part in (Part.KL_REWARD, Part.KL_LOSS)]
-    return all(any(one.option in off for off in of_kl) for one in context.refuted)
+    return all(any(refutation.option in off for off in of_kl) for refutation in context.refuted)
 
 
-def _is_bare(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_bare(cause: Finding, effect: Finding, context: Context) -> bool:
     """No hypothesis explains what was found: rows that logged values prove to be shifted have a cause of their own."""
-    return found.cause is None
+    return effect.cause is None
 
 
-def _is_of_copies(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_of_copies(cause: Finding, effect: Finding, context: Context) -> bool:
     """Equal responses with different rewards are all that speaks for other rows: a noisy judge gives them, too."""
-    return "differing_copies" in found.measures
+    return "differing_copies" in effect.measures
 
 
-def _is_not_of_copies(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_not_of_copies(cause: Finding, effect: Finding, context: Context) -> bool:
     """The rewards of other rows are shown by more than equal responses."""
-    return not _is_of_copies(found, cause, context)
+    return not _is_of_copies(effect, cause, context)
 
 
-def _is_by_padding(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_by_padding(cause: Finding, effect: Finding, context: Context) -> bool:
     """Log-probs that are moved by the padding of their row leave places that hold none."""
-    return "by the padding of their row" in cause.headline and found.cause is None
+    return "by the padding of their row" in cause.headline and effect.cause is None
 
 
-def _is_negative_kl(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_negative_kl(cause: Finding, effect: Finding, context: Context) -> bool:
     """Nothing is odd about the log but the sign of a KL, which an estimator that the log follows from gives."""
-    odd = {name: found.measures[name].value for name in ("negative_kl_steps", "nonfinite_steps", "impossible_steps")}
+    odd = {name: effect.measures[name].value for name in ("negative_kl_steps", "nonfinite_steps", "impossible_steps")}
     return cause.cause is not None and bool(odd.pop("negative_kl_steps")) and not any(odd.values())
 
 
-def _are_all_copies(cause: Finding, found: Finding, context: Context) -> bool:
+def _are_all_copies(cause: Finding, effect: Finding, context: Context) -> bool:
     """Every response that sampling does not repeat is a row that fills up the batch."""
-    measures = found.measures
+    measures = effect.measures
     if "impossible_copies" not in measures or "rows_shown" not in cause.measures:
         return True
     elsewhere = measures["impossible_copies_in_other_groups"].value
     return not elsewhere and (cause.measures["rows_shown"].value or 0) >= (measures["impossible_copies"].value or 0)
 
 
-def _cuts_nearly_all(cause: Finding, found: Finding, context: Context) -> bool:
+def _cuts_nearly_all(cause: Finding, effect: Finding, context: Context) -> bool:
     """Nearly every response is cut off, so that all of a group may have the reward of one that is."""
     last = cause.measures.get("truncated_last")
     is_most = last is None or (last.value or 0.0) >= _NEARLY_ALL
-    return is_most and _began_earlier(cause, found, context)
+    return is_most and _began_earlier(cause, effect, context)
 
 
 _NEARLY_ALL = 0.9
 
 
-def _cuts_throughout(cause: Finding, found: Finding, context: Context) -> bool:
+def _cuts_throughout(cause: Finding, effect: Finding, context: Context) -> bool:
     """Nearly every response of the run is cut off: that they all have one reward is no fault of the function."""
-    return _is_cut_throughout(cause) and cause.severity > Severity.INFO and _began_earlier(cause, found, context)
+    return _is_cut_throughout(cause) and cause.severity > Severity.INFO and _began_earlier(cause, effect, context)
 
 
-def _is_cut_throughout(found: Finding) -> bool:
-    share = found.measures.get("truncated_share")
+def _is_cut_throughout(finding: Finding) -> bool:
+    share = finding.measures.get("truncated_share")
     return share is not None and (share.value or 0.0) >= _NEARLY_ALL
 
 
-def _began_before_cuts(cause: Finding, found: Finding, context: Context) -> bool:
+def _began_before_cuts(cause: Finding, effect: Finding, context: Context) -> bool:
     """The cause began earlier than the responses were cut off, which they were not throughout."""
-    return not _is_cut_throughout(found) and _began_earlier(cause, found, context)
+    return not _is_cut_throughout(effect) and _began_earlier(cause, effect, context)
 
 
-def _fell_with_length(cause: Finding, found: Finding, context: Context) -> bool:
+def _fell_with_length(cause: Finding, effect: Finding, context: Context) -> bool:
     """The length fell for good, and the other within two steps of that: what was cut short cannot be right."""
-    if not cause.headline.startswith("the response length") or cause.onset is None or found.onset is None:
+    if not cause.headline.startswith("the response length") or cause.onset is None or effect.onset is None:
         return False
-    return cause.severity > Severity.INFO and abs(found.onset - cause.onset) <= _NEAR
+    return cause.severity > Severity.INFO and abs(effect.onset - cause.onset) <= _NEAR
 
 
-def _gradient_rose_before(cause: Finding, found: Finding, context: Context) -> bool:
+def _gradient_rose_before(cause: Finding, effect: Finding, context: Context) -> bool:
     """The gradient norm rose for good before the other began: the policy left the region in which it trained."""
-    if not cause.headline.startswith("the gradient norm") or cause.onset is None or found.onset is None:
+    if not cause.headline.startswith("the gradient norm") or cause.onset is None or effect.onset is None:
         return False
-    return _began_earlier(cause, found, context) and cause.severity > Severity.INFO and cause.onset < found.onset
+    return _began_earlier(cause, effect, context) and cause.severity > Severity.INFO and cause.onset < effect.onset
 
 
-def _is_cut(found: Finding) -> bool:
+def _is_cut(finding: Finding) -> bool:
     """Responses became short because they are cut off: the limit is another, which is no change of what is sampled."""
-    cut = found.measures.get("truncated_last")
+    cut = finding.measures.get("truncated_last")
     return cut is not None and (cut.value or 0.0) >= _NEARLY_ALL
 
 
-def _is_cut_at_jump(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_cut_at_jump(cause: Finding, effect: Finding, context: Context) -> bool:
     """The length fell to another limit as the entropy jumped: that of the first tokens of a response is another."""
-    return _is_cut(cause) and _fell_with_length(cause, found, context)
+    return _is_cut(cause) and _fell_with_length(cause, effect, context)
 
 
-def _of_what_is_sampled(cause: Finding, found: Finding, context: Context) -> bool:
+def _of_what_is_sampled(cause: Finding, effect: Finding, context: Context) -> bool:
     """The entropy jumped within one step as the other began, and no other limit made both."""
-    if cause.onset is None or found.onset is None or _is_cut(found):
+    if cause.onset is None or effect.onset is None or _is_cut(effect):
         return False
-    return found.severity > Severity.INFO and abs(found.onset - cause.onset) <= _NEAR
+    return effect.severity > Severity.INFO and abs(effect.onset - cause.onset) <= _NEAR
 
 
-def _left_its_level(cause: Finding, found: Finding, context: Context) -> bool:
+def _left_its_level(cause: Finding, effect: Finding, context: Context) -> bool:
     """The entropy collapsed or exploded before: one that rises by a sixth makes no reward constant."""
     is_slow = cause.headline.startswith("the entropy rose")
-    return not is_slow and _began_earlier(cause, found, context)
+    return not is_slow and _began_earlier(cause, effect, context)
 
 
-def _began_before_jump(cause: Finding, found: Finding, context: Context) -> bool:
+def _began_before_jump(cause: Finding, effect: Finding, context: Context) -> bool:
     """The entropy went earlier than it jumped: not within that one step."""
-    return _began_earlier(cause, found, context) and not _of_what_is_sampled(found, cause, context)
+    return _began_earlier(cause, effect, context) and not _of_what_is_sampled(effect, cause, context)
 
 
-def _began_before_length(cause: Finding, found: Finding, context: Context) -> bool:
+def _began_before_length(cause: Finding, effect: Finding, context: Context) -> bool:
     """The cause began earlier, and not together with a fall of the length, which would be its cause."""
-    return _began_earlier(cause, found, context) and not _fell_with_length(found, cause, context)
+    return _began_earlier(cause, effect, context) and not _fell_with_length(effect, cause, context)
 
 
 _NEAR = 2
 """Steps by which the onset of a noisy fall may be off."""
 
 
-def _is_of_lag(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_of_lag(cause: Finding, effect: Finding, context: Context) -> bool:
     """What is found goes by the stamps alone: no step from which on the gap is larger."""
-    return found.measures["onset_step"].value is None
+    return effect.measures["onset_step"].value is None
 
 
-def _is_of_a_place(cause: Finding, found: Finding, context: Context) -> bool:
+def _is_of_a_place(cause: Finding, effect: Finding, context: Context) -> bool:
     """A step of the one is among the worst of the other."""
-    return not {one.step for one in cause.examples}.isdisjoint(one.step for one in found.examples)
+    return not {example.step for example in cause.examples}.isdisjoint(example.step for example in effect.examples)
 
 
 ANY = "any rule"
@@ -375,26 +375,26 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
 """Code of a cause, codes of what may follow from it, and when: of several causes the first here is named."""
 
 
-def _causes_of(found: Finding, findings: Sequence[Finding], context: Context) -> Iterator[Finding]:
+def _causes_of(effect: Finding, findings: Sequence[Finding], context: Context) -> Iterator[Finding]:
     """Yield the possible causes of a finding, whatever their weight. Information is the cause of information alone."""
     for code, follows, holds in FOLLOWS:
-        for cause in findings if found.code in follows else ():
-            counts = found.severity is Severity.INFO or cause.severity > Severity.INFO
-            if code in (cause.code, ANY) and cause.code != found.code and counts and holds(cause, found, context):
+        for cause in findings if effect.code in follows else ():
+            counts = effect.severity is Severity.INFO or cause.severity > Severity.INFO
+            if code in (cause.code, ANY) and cause.code != effect.code and counts and holds(cause, effect, context):
                 yield cause
 
 
-def _follows_from(found: Finding, causes: Iterable[Finding]) -> str | None:
+def _follows_from(effect: Finding, causes: Iterable[Finding]) -> str | None:
     """Code of the cause of a finding; None if it has none.
 
     A lighter cause counts only if it is proved, or if a hypothesis gives the logged values: a guess hides no fault.
     """
-    is_info = found.severity is Severity.INFO
+    is_info = effect.severity is Severity.INFO
 
     def counts(cause: Finding) -> bool:
-        is_reproduced = cause.cause is not None and cause.severity >= found.severity
-        is_same = (cause.code, found.code) in SAME_ROWS and "rows_shown" in cause.measures
-        return is_info or cause.weight >= found.weight or cause.verdict == "confirmed" or is_reproduced or is_same
+        is_reproduced = cause.cause is not None and cause.severity >= effect.severity
+        is_same = (cause.code, effect.code) in SAME_ROWS and "rows_shown" in cause.measures
+        return is_info or cause.weight >= effect.weight or cause.verdict == "confirmed" or is_reproduced or is_same
 
     proved = (cause for cause in causes if counts(cause))
     return next((cause.code for cause in proved), None)
@@ -406,56 +406,56 @@ def _depths(findings: Sequence[Finding]) -> Mapping[str, int]:
     One that began before every fault of a lower rank is explained by none of them.
     """
     depths: dict[str, int] = {}
-    for found in sorted(findings, key=lambda one: rank_of(one.code)):
+    for finding in sorted(findings, key=lambda finding: rank_of(finding.code)):
         before = [
             depths[cause.code] + 1
             for cause in findings
             if cause.code in depths
-            and rank_of(cause.code) < rank_of(found.code)
+            and rank_of(cause.code) < rank_of(finding.code)
             and cause.code not in NO_CAUSES
             and cause.severity > Severity.INFO
             and cause.verdict == "confirmed"
-            and _is_earlier(cause, found)
+            and _is_earlier(cause, finding)
         ]
-        depths[found.code] = max(before, default=0)
+        depths[finding.code] = max(before, default=0)
     return depths
 
 
 def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ...]:
     """Return the findings in the order of explanations, each followed by what follows from it; information is last."""
-    findings = sorted(findings, key=lambda found: ([-each for each in found.weight], found.code))
+    findings = sorted(findings, key=lambda finding: ([-each for each in finding.weight], finding.code))
     depths = _depths(findings)
-    causes = {found.code: list(_causes_of(found, findings, context)) for found in findings}
-    linked = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]
+    causes = {finding.code: list(_causes_of(finding, findings, context)) for finding in findings}
+    linked = [replace(finding, follows_from=_follows_from(finding, causes[finding.code])) for finding in findings]
     # A proved cause counts for the heaviest of what it explains.
-    heaviest = {found.code: found.weight for found in findings}
-    for found in findings:
-        for cause in causes[found.code]:
+    heaviest = {finding.code: finding.weight for finding in findings}
+    for finding in findings:
+        for cause in causes[finding.code]:
             if cause.verdict == "confirmed":
-                heaviest[cause.code] = max(heaviest[cause.code], found.weight)
+                heaviest[cause.code] = max(heaviest[cause.code], finding.weight)
 
-    def place(found: Finding) -> tuple[object, ...]:
+    def place(finding: Finding) -> tuple[object, ...]:
         """Sort key: of equal weight what explains others is first, then what logged values name, and last the audit's.
 
         Of several that say when they began the earliest is first. Information goes by its rank, and what says when it
         began before a state of the run: a truncated share hides no ratio that is not 1.
         """
-        is_info = found.severity is Severity.INFO
-        lighter = heaviest[found.code] == found.weight
-        is_bare = found.cause is None
-        audited = found.code in AUDIT and is_bare
-        onset = inf if found.onset is None else found.onset
-        severity, is_proved = heaviest[found.code]
-        weight = -severity, found.code in OF_RELEASE and found.cause is None, -is_proved
-        state = (rank_of(found.code), onset == inf) if is_info else ()
-        return is_info, *state, depths[found.code], weight, lighter, is_bare, audited, onset, found.code
+        is_info = finding.severity is Severity.INFO
+        lighter = heaviest[finding.code] == finding.weight
+        is_bare = finding.cause is None
+        audited = finding.code in AUDIT and is_bare
+        onset = inf if finding.onset is None else finding.onset
+        severity, is_proved = heaviest[finding.code]
+        weight = -severity, finding.code in OF_RELEASE and finding.cause is None, -is_proved
+        state = (rank_of(finding.code), onset == inf) if is_info else ()
+        return is_info, *state, depths[finding.code], weight, lighter, is_bare, audited, onset, finding.code
 
     linked.sort(key=place)
 
     def below(code: str | None) -> Iterator[Finding]:
-        for found in linked:
-            if found.follows_from == code:
-                yield found
-                yield from below(found.code)
+        for finding in linked:
+            if finding.follows_from == code:
+                yield finding
+                yield from below(finding.code)
 
     return tuple(below(None))

@@ -50,9 +50,9 @@ class Gatherer(StepConsumer):
         if lines:
             names = dict.fromkeys(key for line in lines for key in line)
             self.keep(name, pl.DataFrame(lines, {key: schema.get(key) or _kind(lines, key) for key in names}))
-        whole = pl.concat([pl.DataFrame(schema=schema), *self._tables[name]], how="diagonal_relaxed")
-        self._tables[name] = [whole]
-        return whole
+        joined = pl.concat([pl.DataFrame(schema=schema), *self._tables[name]], how="diagonal_relaxed")
+        self._tables[name] = [joined]
+        return joined
 
     def cut(self, first: int, last: int) -> None:
         """Leave out the lines of other steps, of which saved states may hold more than was asked for."""

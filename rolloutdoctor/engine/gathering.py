@@ -50,7 +50,7 @@ class Gathered:
     def __add__(self, other: "Gathered") -> "Gathered":
         return Gathered(
             self.rules + other.rules,
-            _united(self.tables, other.tables, lambda one, two: pl.concat([one, two], how="diagonal_relaxed")),
+            _united(self.tables, other.tables, lambda left, right: pl.concat([left, right], how="diagonal_relaxed")),
             _united(self.counts, other.counts, add),
             _united(self.advantages, other.advantages, add),
         )
@@ -77,16 +77,16 @@ class Gathered:
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Gathered":
         """Return the same with other tables."""
-        own = {name: frame for name, frame in frames.items() if not name.startswith(_RULES)}
-        return replace(self, rules=self.rules.with_frames(_under(frames, _RULES)), tables=own)
+        tables = {name: frame for name, frame in frames.items() if not name.startswith(_RULES)}
+        return replace(self, rules=self.rules.with_frames(_under(frames, _RULES)), tables=tables)
 
 
 def _united(
-    one: Mapping[str, Value], other: Mapping[str, Value], both: Callable[[Value, Value], Value]
+    left: Mapping[str, Value], right: Mapping[str, Value], both: Callable[[Value, Value], Value]
 ) -> dict[str, Value]:
     """Return the values of two mappings; of a name in both, both put together."""
-    united = {**one, **other}
-    return united | {name: both(one[name], other[name]) for name in one if name in other}
+    united = {**left, **right}
+    return united | {name: both(left[name], right[name]) for name in left if name in right}
 
 
 def _prefixed(values: Mapping[str, Value], prefix: str) -> dict[str, Value]:
@@ -127,8 +127,8 @@ class Gathering(Work[Gathered]):
         ready = prepare(part.run, replace(self.options, steps=part.steps), lenient=self.lenient)
         gatherers = self.make(ready, *self.asked)
         rules = _read(ready, gatherers, progress, measured=self.measured)
-        own = (each.gathered().named(f"{number}/") for number, each in enumerate(gatherers))
-        return sum(own, Gathered(rules))
+        parts = (each.gathered().named(f"{number}/") for number, each in enumerate(gatherers))
+        return sum(parts, Gathered(rules))
 
     def among(self, parts: int) -> "Gathering":
         """Return the same work with the part's own share of the memory."""
@@ -150,7 +150,7 @@ class Gathering(Work[Gathered]):
 
 def reading_identity(options: ReadOptions) -> Sequence[object]:
     """Return the shared options that a state depends on; the steps belong to the part."""
-    layers = [(layer.origin, sorted(layer.values.items(), key=lambda one: one[0])) for layer in options.layers]
+    layers = [(layer.origin, sorted(layer.values.items(), key=lambda setting: setting[0])) for layer in options.layers]
     return (options.trainer, layers, options.split, options.device, options.dtype)
 
 
@@ -187,10 +187,10 @@ def gather(
     if executor is None or ready.run.metrics_only:
         return _read(ready, gatherers, progress, measured=measured), gatherers
     work = Gathering(ready.options, make, asked, measured, lenient)
-    whole = tree_sum(executor.measure(work, ready.run, ready.options.steps, ready.options.split, progress))
+    gathered = tree_sum(executor.measure(work, ready.run, ready.options.steps, ready.options.split, progress))
     for number, each in enumerate(gatherers):
-        each.take(whole.under(f"{number}/"))
-    return whole.rules, gatherers
+        each.take(gathered.under(f"{number}/"))
+    return gathered.rules, gatherers
 
 
 def _read(

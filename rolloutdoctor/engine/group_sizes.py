@@ -44,10 +44,10 @@ def check_group_sizes(batch: RolloutBatch, context: Context, steps: Sequence[Rol
     group = int((groups.size_G == largest).nonzero()[0])
     more = f" and {len(context.files) - 1:,} more" if len(context.files) > 1 else ""
     several = "if the files are several runs, check them with --each or give one of them; if not"
-    one = "if the file holds several runs, split it; if not"
+    advice = "if the file holds several runs, split it; if not"
     where = f"{context.files[0] if context.files else 'the run'}{more}"
     raise InputError(
         f"{where}: group {batch.group_name(group)!r} of step {batch.step} "
         f"has {largest:,} rows where {option} is {wanted:,} ({config.settings[option].origin}); "
-        f"{several if more else one}, state --set {option}={largest}"
+        f"{several if more else advice}, state --set {option}={largest}"
     )

@@ -39,25 +39,25 @@ def identified(
     with evaluation_mode():
         steps = reader.trial_steps()
         fitting = try_on(steps, candidates, Step.advantages).fitting
-        if len({_kind(one) for one in fitting}) != 1 or not _is_telling(steps, fitting[0]):
+        if len({_kind(candidate) for candidate in fitting}) != 1 or not _is_telling(steps, fitting[0]):
             return None
-    values = {name: one.value for name, one in settings.items()}
+    values = {name: setting.value for name, setting in settings.items()}
     return min(fitting, key=Known(((trainer, version),), settings=values).rank)
 
 
 def _contradicts(choice: Mapping[str, object], settings: Mapping[str, Setting]) -> bool:
-    stated = {name: one.value for name, one in settings.items() if one.is_stated}
+    stated = {name: setting.value for name, setting in settings.items() if setting.is_stated}
     return any(name in stated and stated[name] != value for name, value in choice.items())
 
 
-def _kind(one: Candidate) -> tuple[object, ...]:
+def _kind(candidate: Candidate) -> tuple[object, ...]:
     """Return the options that decide the advantages, less those of single rows and of groups such as 7 and 007."""
-    rule = replace(one.objective.advantage, singleton="raw", numeric_ids="never")
-    return essence(replace(one.objective, advantage=rule))
+    rule = replace(candidate.objective.advantage, singleton="raw", numeric_ids="never")
+    return essence(replace(candidate.objective, advantage=rule))
 
 
-def _is_telling(steps: Sequence[Step], one: Candidate) -> bool:
+def _is_telling(steps: Sequence[Step], candidate: Candidate) -> bool:
     """True if enough values other than 0 agree: a step of equal rewards fits whatever was computed."""
-    found = [step.advantages(one) for step in steps]
-    values = torch.cat([each.values[each.values.abs() > each.radii] for each in found if each is not None])
+    advantages = [step.advantages(candidate) for step in steps]
+    values = torch.cat([each.values[each.values.abs() > each.radii] for each in advantages if each is not None])
     return len(values) >= FEWEST_VALUES and len(set(values.float().tolist())) > 1

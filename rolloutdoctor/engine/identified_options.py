@@ -49,10 +49,10 @@ def with_identified(run: Run, options: Options) -> tuple[Run, Options]:
         return run, options
     from rolloutdoctor.engine.identified_advantages import identified
 
-    found = identified(run, options, trainer, version, layers, settings)
-    if found is None:
+    identification = identified(run, options, trainer, version, layers, settings)
+    if identification is None:
         return run, options
-    added = {key: value for key, value in found.options.items() if not settings[key].is_stated}
+    added = {key: value for key, value in identification.options.items() if not settings[key].is_stated}
     return run, replace(options, layers=(*options.layers, Layer(ORIGIN, added)))
 
 
@@ -73,12 +73,12 @@ def _dated(run: Run, options: Options, trainer: Trainer) -> Run:
 
 def _by_options(stated: Collection[str], trainer: Trainer) -> tuple[str, str] | None:
     """Newest release whose whole configuration lacks the options that these lack, with words for why."""
-    found = None
+    release = None
     for option, before in trainer.roles.came_after.items() if trainer.roles.always_listed <= set(stated) else ():
         if option in stated:
             break
-        found = before, f"{FROM_OPTIONS}, which has no {option}"
-    return found
+        release = before, f"{FROM_OPTIONS}, which has no {option}"
+    return release
 
 
 def _with_all(stated: Mapping[str, object], trainer: Trainer, guess: tuple[str, str] | None) -> tuple[str, str] | None:
@@ -105,11 +105,11 @@ def _with_all(stated: Mapping[str, object], trainer: Trainer, guess: tuple[str, 
 
 def _by_names(names: Collection[str], trainer: Trainer) -> tuple[str, str] | None:
     """Newest release that logs metrics of these names, with words for why."""
-    found = releases_of(names, trainer.name)
-    major, minor = parse_version(found[1])[:2] if found is not None and found[1] else (0, 0)
-    if found is None or minor == 0:
+    release = releases_of(names, trainer.name)
+    major, minor = parse_version(release[1])[:2] if release is not None and release[1] else (0, 0)
+    if release is None or minor == 0:
         return None
-    return f"{major}.{minor - 1}", f"{FROM_NAMES}, which are gone since {found[1]}"
+    return f"{major}.{minor - 1}", f"{FROM_NAMES}, which are gone since {release[1]}"
 
 
 def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:

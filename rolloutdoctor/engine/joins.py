@@ -19,9 +19,11 @@ def joined(prepared: PreparedRun, state: RunState) -> RunState:
     """
     configured = prepared.configured
     is_known = configured is not None and configured.trainer.updates.per_generation(configured.config) is not None
-    seen = sorted(key.step for key in state.seen if key.split == TRAIN)
-    between = len([step for step in prepared.run.metrics.lines.difference(seen) if seen and seen[0] < step < seen[-1]])
-    gaps = Counter(later - earlier for earlier, later in pairwise(seen))
+    steps = sorted(key.step for key in state.seen if key.split == TRAIN)
+    between = len(
+        [step for step in prepared.run.metrics.lines.difference(steps) if steps and steps[0] < step < steps[-1]]
+    )
+    gaps = Counter(later - earlier for earlier, later in pairwise(steps))
     if is_known or state.updates == 1 or not between or gaps.most_common(1)[0][0] != state.updates:
         return state
     reason = (

@@ -69,10 +69,10 @@ def judge(
         seen = _seen_by(rule, state, context)
         notes += _partly_seen(rule, seen, state)
         outcomes.append((rule, _outcome(rule, seen, state, context, doubts)))
-    skipped = [*plan.skipped, *(one for _, one in outcomes if isinstance(one, Skipped))]
-    not_applicable = [*plan.not_applicable, *(one for _, one in outcomes if isinstance(one, NotApplicable))]
+    skipped = [*plan.skipped, *(outcome for _, outcome in outcomes if isinstance(outcome, Skipped))]
+    not_applicable = [*plan.not_applicable, *(outcome for _, outcome in outcomes if isinstance(outcome, NotApplicable))]
     made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
-    ordered = by_cause([one for _, one in outcomes if isinstance(one, Finding)], context)
+    ordered = by_cause([outcome for _, outcome in outcomes if isinstance(outcome, Finding)], context)
     return Report(
         version=__version__,
         device=device,
@@ -82,12 +82,12 @@ def judge(
         trainer_version=made_by[1],
         config=configured.settings() if configured else {},
         findings=ordered,
-        clean=tuple((rule.code, rule.name) for rule, one in outcomes if one is None or isinstance(one, Excluded)),
-        skipped=tuple(sorted(skipped, key=lambda one: one.code)),
+        clean=tuple((rule.code, rule.name) for rule, end in outcomes if end is None or isinstance(end, Excluded)),
+        skipped=tuple(sorted(skipped, key=lambda entry: entry.code)),
         notes=tuple(notes),
         audit=_audit(audit, diagnosis, _not_compared(audit, state, context)) if stages else (),
-        not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
-        excluded=tuple(one for _, one in outcomes if isinstance(one, Excluded)),
+        not_applicable=tuple(sorted(not_applicable, key=lambda entry: entry.code)),
+        excluded=tuple(outcome for _, outcome in outcomes if isinstance(outcome, Excluded)),
         vitals=vitals_of(state.tables.whole, context, ordered),
         likely_trainers=writers(context.metrics) if made_by[0] is None else (),
         release=None if configured is None else configured.release.state,
@@ -162,7 +162,7 @@ def _means_left(audit: AuditTally, state: RunState, context: Context) -> dict[st
 def _audit(audit: AuditTally, diagnosis: Diagnosis, left: Mapping[str, str]) -> tuple[AuditEntry, ...]:
     """The audit as users see it, by stage; then what could not be compared at all."""
     entries = []
-    for name, tally in sorted(audit.items(), key=lambda one: (STAGES.index(one[1].stage), one[0])):
+    for name, tally in sorted(audit.items(), key=lambda pair: (STAGES.index(pair[1].stage), pair[0])):
         first = None
         fixes = diagnosis.fixes.get(name, ())
         if tally.first is not None and not fixes:
@@ -207,9 +207,9 @@ def _never_compared(audit: AuditTally, context: Context) -> dict[str, str]:
         and any(part in name and column in context.columns for part, column in _MADE_OF.items())
     }
     stored = {"is_weights": "importance weights", "returns": "returns"}
-    for column, what in stored.items():
+    for column, words in stored.items():
         if column in context.columns and column not in audit:
-            left[column] = f"of the stored {what} only the trainer's metrics are compared, where logged"
+            left[column] = f"of the stored {words} only the trainer's metrics are compared, where logged"
     return left
 
 
@@ -235,9 +235,9 @@ class Seen:
 
 def _seen_by(rule: AnyRule, state: RunState, context: Context) -> Seen:
     """Return what a rule has seen of the run."""
-    whole = state.queried[frozenset(rule.splits)]
+    queried = state.queried[frozenset(rule.splits)]
     missed = state.tables.unmeasured.get(rule.code, ())
-    run = whole.of(rule.name, rule.reads, rule.adds, rule.metrics(context), missed, rule.adds_turns)
+    run = queried.of(rule.name, rule.reads, rule.adds, rule.metrics(context), missed, rule.adds_turns)
     keys = [key for key in state.seen if key.split in rule.splits]
     return Seen(run, keys, len(keys) - len(run.steps))
 
@@ -337,8 +337,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     objective, columns = plan.context.objective, plan.context.columns
     if objective is not None and objective.unknown_loss:
         notes.append(f"there is no loss, gradient or metric of the update: {objective.unknown_loss}")
-    known = objective is not None and not objective.unknown_loss
-    evaluates_loss = known and objective is not None and plan.columns >= (loss_columns(objective) & columns)
+    is_known = objective is not None and not objective.unknown_loss
+    evaluates_loss = is_known and objective is not None and plan.columns >= (loss_columns(objective) & columns)
     if evaluates_loss and not any(name in columns for name in CUT_COLUMNS):
         notes.append(
             "no micro_batch_id or optim_step_id: assuming that each logged step is one optimizer step on one "
@@ -356,6 +356,6 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
         notes.append(f"not recognised: {', '.join(unknown[:KEEP_NAMES])}{more}")
     rounded = plan.context.digits.get(WHOLE_LOG)
     if rounded:
-        words = min(rounded, key=lambda one: one.kept).words
+        words = min(rounded, key=lambda digits: digits.kept).words
         notes.append(f"the log holds {words}: a logged metric is compared within half a unit of its last digit")
     return notes

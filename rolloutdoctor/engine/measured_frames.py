@@ -65,7 +65,7 @@ def rows_of(
     series = [pl.Series("step", batch.number_N.numpy()), split, pl.Series("row", batch.row_N.cpu().numpy())]
     if batch.groups is not None:
         series.append(pl.Series("group", batch.group_N.cpu().numpy()))
-    names = [*columns, *(f"{rule}/{name}" for rule, found in measured.items() for name in found)]
+    names = [*columns, *(f"{rule}/{name}" for rule, measures in measured.items() for name in measures)]
     measures = (row_column(name, batch, view.evaluations, measured) for name in names)
     return compact(chain(series, measures, _names([each.batch for each in view.each])))
 
@@ -121,22 +121,22 @@ def turns_of(view: StepView, measured: Mapping[str, Mapping[str, Tensor | None]]
     }
     if "response_mask" in batch.per_token:
         columns["trained_tokens"] = turns.sums(batch.column("response_mask").cpu(), rows).long().numpy()
-    kept = None if view.evaluation is None else view.evaluation.per_token
-    if kept is not None:
-        columns["grad_l1"] = turns.sums(kept.grad_T.double().abs(), rows).numpy()
+    per_token = None if view.evaluation is None else view.evaluation.per_token
+    if per_token is not None:
+        columns["grad_l1"] = turns.sums(per_token.grad_T.double().abs(), rows).numpy()
     frame = pl.DataFrame(columns, schema=EMPTY_TURNS.schema)
-    own = {
+    measured_columns = {
         f"{rule}/{name}": nothing.cast(pl.Float64) if x_K is None else pl.Series(x_K.numpy())
-        for rule, found in measured.items()
-        for name, x_K in found.items()
+        for rule, measures in measured.items()
+        for name, x_K in measures.items()
     }
-    return frame.with_columns(**own)
+    return frame.with_columns(**measured_columns)
 
 
 def _or_null(x_K: Tensor) -> pl.Series:
     """Integers of which those below 0 are null."""
-    found = pl.Series("", x_K.numpy())
-    return found.set(found < 0, None)
+    series = pl.Series("", x_K.numpy())
+    return series.set(series < 0, None)
 
 
 def metrics_of(
@@ -155,9 +155,9 @@ def metrics_of(
         for each in view.each
     ]
     for rule in rules:
-        for found, values in zip(of_each, rule.measure_steps(view), strict=True):
+        for metrics, values in zip(of_each, rule.measure_steps(view), strict=True):
             if values:
-                found |= {f"{rule.name}/{name}": value for name, value in values.items()}
+                metrics |= {f"{rule.name}/{name}": value for name, value in values.items()}
     return metrics_frame([each.batch.key for each in view.each], of_each)
 
 
@@ -222,16 +222,18 @@ class TokenSample:
             "position": position_T.cpu().numpy()[chosen],
         }
         for name in TOKEN_COLUMNS:
-            known = name in batch.per_token
+            has_column = name in batch.per_token
             columns[name] = (
-                batch.column(name).cpu().numpy()[chosen] if known else pl.Series([None]).new_from_index(0, len(chosen))
+                batch.column(name).cpu().numpy()[chosen]
+                if has_column
+                else pl.Series([None]).new_from_index(0, len(chosen))
             )
         frame = pl.DataFrame(columns, schema_overrides=TOKENS_SCHEMA).with_columns(key=pl.Series(key_T[chosen]))
         self._frames.append(frame)
         self._count += len(frame)
         while self._count > self.most:
             self._below //= 2
-            self._frames = [one.filter(pl.col("key") < self._below) for one in self._frames]
+            self._frames = [frame.filter(pl.col("key") < self._below) for frame in self._frames]
             self._count = sum(map(len, self._frames))
 
     def frame(self) -> pl.DataFrame:

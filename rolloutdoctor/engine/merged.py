@@ -29,7 +29,7 @@ from rolloutdoctor.trainers.table import find as find_trainer
 
 def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
     """Put together what `merged` needs of one check."""
-    run, options, made = prepared.run, prepared.options, prepared.configured
+    run, options, configured = prepared.run, prepared.options, prepared.configured
     return SavedState(
         version=__version__,
         device=prepared.device,
@@ -39,16 +39,16 @@ def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
         logged=logged_names(run.metrics),
         rules=tuple(rule.code for rule in options.rules),
         maker=None
-        if made is None
+        if configured is None
         else TrainerInfo(
-            made.trainer.name,
-            made.version,
-            made.version_origin,
-            made.version_assumed,
-            made.config.settings,
-            made.fixes,
-            made.config.unusable,
-            made.config.unknown,
+            configured.trainer.name,
+            configured.version,
+            configured.version_origin,
+            configured.version_assumed,
+            configured.config.settings,
+            configured.fixes,
+            configured.config.unusable,
+            configured.config.unknown,
         ),
         metadata=run.metadata,
         has_rows=not run.metrics_only,
@@ -87,7 +87,7 @@ def _merged(parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | 
     check_disjoint(parts)
     configured = None if first.maker is None else _configured(first.maker)
     wanted = [find(code) for code in first.rules]
-    refuted = {one.option: one for _, part in reversed(parts) for one in part.refuted}
+    refuted = {refutation.option: refutation for _, part in reversed(parts) for refutation in part.refuted}
     first = replace(first, refuted=tuple(refuted.values()))
     plan = _plan(wanted, first, _logged([part for _, part in parts]), configured)
     for name, part in parts:
@@ -131,13 +131,13 @@ def _check_same(first_name: str, first: SavedState, name: str, part: SavedState)
     check_same(first_name, first, name, part)
     if first.columns != part.columns:
         column = min(first.columns ^ part.columns)
-        one, other = ("present", "absent") if column in first.columns else ("absent", "present")
-        raise _refusal(first_name, name, f"column {column}", one, other)
+        state, other_state = ("present", "absent") if column in first.columns else ("absent", "present")
+        raise _refusal(first_name, name, f"column {column}", state, other_state)
 
 
-def _refusal(first_name: str, name: str, what: str, one: object, other: object) -> InputError:
+def _refusal(first_name: str, name: str, subject: str, first_value: object, other: object) -> InputError:
     return InputError(
-        f"{first_name} and {name} cannot be merged: {what} is {one} in the first and {other} in the second; "
+        f"{first_name} and {name} cannot be merged: {subject} is {first_value} in the first and {other} in the second; "
         "check the parts in the same way"
     )
 
@@ -149,27 +149,29 @@ def check_same(first_name: str, first: SavedState, name: str, part: SavedState) 
         InputError: if they were.
     """
 
-    def refuse(what: str, one: object, other: object) -> InputError:
-        return _refusal(first_name, name, what, one, other)
+    def refuse(subject: str, first_value: object, other: object) -> InputError:
+        return _refusal(first_name, name, subject, first_value, other)
 
-    for what in ("dtype", "device"):
-        if getattr(first, what) != getattr(part, what):
-            raise refuse(what, getattr(first, what), getattr(part, what))
+    for field in ("dtype", "device"):
+        if getattr(first, field) != getattr(part, field):
+            raise refuse(field, getattr(first, field), getattr(part, field))
     if first.rules != part.rules:
         raise refuse("the selection of rules", " ".join(first.rules), " ".join(part.rules))
-    made, remade = first.maker, part.maker
-    if made is None or remade is None:
-        if made is not remade:
-            raise refuse("the trainer", *("not stated" if one is None else one.name for one in (made, remade)))
+    maker, other_maker = first.maker, part.maker
+    if maker is None or other_maker is None:
+        if maker is not other_maker:
+            raise refuse(
+                "the trainer", *("not stated" if trainer is None else trainer.name for trainer in (maker, other_maker))
+            )
         return
     compared = {"name": "the trainer", "version": "its version", "version_origin": "the origin of its version"}
     compared |= {"version_assumed": "the origin of its version", "fixes": "the list of fixes"}
-    for what, words in compared.items():
-        if getattr(made, what) != getattr(remade, what):
-            raise refuse(words, getattr(made, what) or "none", getattr(remade, what) or "none")
-    for option, mine in made.config.items():
+    for field, words in compared.items():
+        if getattr(maker, field) != getattr(other_maker, field):
+            raise refuse(words, getattr(maker, field) or "none", getattr(other_maker, field) or "none")
+    for option, mine in maker.config.items():
         # As text, in which NaN is what it is, and 1 is not True.
-        other = remade.config.get(option)
+        other = other_maker.config.get(option)
         if json_of(mine) != json_of(other) and not _only_identified(mine, other):
             raise refuse(option, _said(mine), _said(other))
 
@@ -234,36 +236,38 @@ def _configured(maker: TrainerInfo) -> Configured:
 
 def _logged(parts: Sequence[SavedState]) -> LoggedMetrics:
     """Return what the parts logged together, as far as a plan looks at it: names and steps."""
-    found = {}
+    logged = {}
     for split in (TRAIN, EVAL):
-        here = [part.logged[split] for part in parts]
-        steps = sorted({step for one in here for step in one.steps})
-        names = sorted({name for one in here for name in one.names})
-        found[split] = LoggedNames(tuple(steps), tuple(names))
-    return _metrics(found)
+        of_split = [part.logged[split] for part in parts]
+        steps = sorted({step for listed in of_split for step in listed.steps})
+        names = sorted({name for listed in of_split for name in listed.names})
+        logged[split] = LoggedNames(tuple(steps), tuple(names))
+    return _metrics(logged)
 
 
 def _metrics(logged: Mapping[str, LoggedNames]) -> LoggedMetrics:
-    values = {split: dict.fromkeys(one.names, 0.0) for split, one in logged.items()}
-    return LoggedMetrics({StepKey(step, split): values[split] for split, one in logged.items() for step in one.steps})
+    values = {split: dict.fromkeys(listed.names, 0.0) for split, listed in logged.items()}
+    return LoggedMetrics(
+        {StepKey(step, split): values[split] for split, listed in logged.items() for step in listed.steps}
+    )
 
 
 def _plan(rules: Sequence[AnyRule], part: SavedState, metrics: LoggedMetrics, configured: Configured | None) -> Plan:
-    kept = comparable(metrics, configured)
-    context = whole_context(part.columns, part.metadata, kept, configured, has_rows=part.has_rows)
+    comparable_metrics = comparable(metrics, configured)
+    context = whole_context(part.columns, part.metadata, comparable_metrics, configured, has_rows=part.has_rows)
     context = replace(context, unread=part.unread)
     return make_plan(rules, without_refuted(context, part.refuted, refutable=has_traces(configured, metrics)))
 
 
-def _check_plan(name: str, part: SavedState, first: SavedState, own: Plan, whole: Plan) -> None:
+def _check_plan(name: str, part: SavedState, first: SavedState, part_plan: Plan, whole_plan: Plan) -> None:
     """Refuse a part in which another rule ran, or a metric was taken as something else, than in one check over all."""
-    ran, runs = {rule.code for rule in own.rules}, {rule.code for rule in whole.rules}
+    ran, runs = {rule.code for rule in part_plan.rules}, {rule.code for rule in whole_plan.rules}
     if ran != runs:
         code = min(ran ^ runs)
         barred: list[NotApplicable | Skipped] = []
-        for plan in (own, whole):
+        for plan in (part_plan, whole_plan):
             barred += [*plan.skipped, *plan.not_applicable]
-        skipped = next(one for one in barred if one.code == code)
+        skipped = next(entry for entry in barred if entry.code == code)
         where = "there but not" if code in ran else "not there but"
         raise InputError(
             f"{name}: {code} can run {where} on all parts together ({skipped.reason}); check the parts with the logged "
@@ -274,8 +278,8 @@ def _check_plan(name: str, part: SavedState, first: SavedState, own: Plan, whole
             f"{name}: its files say something else of who wrote them, or hold something else, than those of the other "
             "parts, so that no one check could read all of them; check them one by one"
         )
-    averaged = whole.context.averaged & frozenset(part.logged[TRAIN].names)
-    if own.context.averaged != averaged or own.columns != whole.columns:
+    averaged = whole_plan.context.averaged & frozenset(part.logged[TRAIN].names)
+    if part_plan.context.averaged != averaged or part_plan.columns != whole_plan.columns:
         raise InputError(
             f"{name}: whether its logged metrics are of one step or means over several looks different from all parts "
             "together; say with --set how often the trainer logged, and check the parts again"

@@ -23,7 +23,7 @@ class MergedCount:
     first: tuple[StepKey, str] | None = None
 
     def __add__(self, other: "MergedCount") -> "MergedCount":
-        firsts = [one.first for one in (self, other) if one.first is not None]
+        firsts = [count.first for count in (self, other) if count.first is not None]
         return MergedCount(self.groups + other.groups, min(firsts, default=None))
 
 
@@ -43,8 +43,8 @@ class MergedIds:
         """Return the count of one step."""
         if batch.groups is None or not self._objectives:
             return MergedCount()
-        found = [compared_groups(batch, objective) for objective in self._objectives]
-        fewest = min(found, key=len)
+        groupings = [compared_groups(batch, objective) for objective in self._objectives]
+        fewest = min(groupings, key=len)
         merged = len(batch.groups) - len(fewest)
         if not merged:
             return MergedCount()

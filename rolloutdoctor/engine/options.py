@@ -47,7 +47,7 @@ class ReadOptions:
     @property
     def reading(self) -> dict[str, Any]:
         """The options that all commands share, by name."""
-        return {one.name: getattr(self, one.name) for one in fields(ReadOptions)}
+        return {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,16 +26,16 @@ _NAME = "part"
 def run_identity(run: Run) -> str:
     """A digest of what every part knows of the whole run: its columns, its metadata, its logged metrics."""
     logged = [(key, sorted(run.metrics.at(key).items())) for key in run.metrics.steps()]
-    whole = (sorted(run.columns), run.metadata, logged, sorted(run.metrics.left_out), sorted(run.dropped))
-    return hashlib.sha256(repr(whole).encode()).hexdigest()
+    identity = (sorted(run.columns), run.metadata, logged, sorted(run.metrics.left_out), sorted(run.dropped))
+    return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
 def part_name(work: Work[State], part: Part, run: str) -> str:
     """Name a part by all that its state depends on."""
     files = [file.stamp() for file in part.run.stored_files()]
     steps = (part.steps.start, part.steps.stop)
-    whole = (__version__, STATE_SCHEMA, work.identity(), run, steps, files)
-    return hashlib.sha256(repr(whole).encode()).hexdigest()[:40]
+    identity = (__version__, STATE_SCHEMA, work.identity(), run, steps, files)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]
 
 
 def state_bytes(name: str, state: Storable) -> bytes:

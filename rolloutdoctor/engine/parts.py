@@ -109,6 +109,6 @@ def tree_sum(states: Sequence[Addable]) -> Addable:
     """
     level = list(states)
     while len(level) > 1:
-        pairs = [one + other for one, other in zip(level[::2], level[1::2], strict=False)]
+        pairs = [left + right for left, right in zip(level[::2], level[1::2], strict=False)]
         level = pairs + level[len(pairs) * 2 :]
     return level[0]

@@ -98,15 +98,15 @@ def remedy(names: Sequence[str], context: Context) -> str:
     )
     fallback = recording.get("*", unnamed)
     # They come after the tokens that they are of.
-    own = _OF_THE_LOOP if "response_mask" in context.columns else {}
-    found = dict.fromkeys(
+    loop_remedies = _OF_THE_LOOP if "response_mask" in context.columns else {}
+    remedies = dict.fromkeys(
         f"rename the column {context.misspelt[name]} to {name}, or --map {name}={context.misspelt[name]}"
         if name in context.misspelt
-        else recording.get(name, own.get(name, fallback))
+        else recording.get(name, loop_remedies.get(name, fallback))
         for name in sorted(names, key=lambda name: name not in context.misspelt)
     )
     # What asks for more asks for this, too.
-    return "; ".join(one for one in found if not any(other.startswith(f"{one},") for other in found))
+    return "; ".join(remedy for remedy in remedies if not any(other.startswith(f"{remedy},") for other in remedies))
 
 
 def _obstacle(rule: AnyRule, context: Context, assumed: Skipped | None) -> Skipped | None:

@@ -108,10 +108,10 @@ def against_log(context: Context, configured: Configured | None, metrics: Logged
 def without_refuted(context: Context, refuted: tuple[Refuted, ...], *, refutable: bool) -> Context:
     """Return the context with some refuted options; what was only assumed, and the log rules out, is not used."""
     context = replace(context, refuted=refuted, refutable=refutable)
-    assumed = [one for one in refuted if one.assumed]
+    assumed = [refutation for refutation in refuted if refutation.assumed]
     if not assumed:
         return context
-    return replace(context, objective=None, unstated="; ".join(one.words for one in assumed))
+    return replace(context, objective=None, unstated="; ".join(refutation.words for refutation in assumed))
 
 
 def context_for(
@@ -150,7 +150,7 @@ def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None)
 
 
 def _is_below_0(metrics: LoggedMetrics, quantity: str) -> bool:
-    names = [name for name, known in metric_quantities(metrics.names()).items() if known == quantity]
+    names = [name for name, meaning in metric_quantities(metrics.names()).items() if meaning == quantity]
     return any(metrics.at(key).get(name, 0.0) < 0 for key in metrics.steps() for name in names)
 
 
@@ -183,7 +183,9 @@ def whole_context(
         part=metrics.part,
         total_steps=metadata.total_steps,
         settings=tuple(
-            one for one in metadata.settings if configured is None or one.name not in configured.config.settings
+            setting
+            for setting in metadata.settings
+            if configured is None or setting.name not in configured.config.settings
         ),
         missing_ranks=metadata.missing_ranks,
     )

@@ -72,31 +72,31 @@ class RayCluster:
         """
         ray = _imported(alone=self.address == LOCAL)
         parts = plan_parts(run, steps, split, max(LEAST_PARTS, -(-run.decoded_bytes() // PART_BYTES)))
-        whole = run_identity(run)
-        names = [part_name(work, part, whole) for part in parts]
+        identity = run_identity(run)
+        names = [part_name(work, part, identity) for part in parts]
         sizes = [part.run.size(part.steps, split) for part in parts]
-        found: dict[int, State] = {}
+        states: dict[int, State] = {}
         # States of all parts come together here.
-        own = work.among(len(parts))
+        shared_work = work.among(len(parts))
         for part, name in zip(parts, names, strict=True):
-            kept = None if self.states is None else self.states.find(own, name)
-            if kept is not None:
-                found[part.number] = kept
-        rest = [part for part in parts if part.number not in found]
+            stored = None if self.states is None else self.states.find(shared_work, name)
+            if stored is not None:
+                states[part.number] = stored
+        rest = [part for part in parts if part.number not in states]
         if rest:
             with _Connection(ray, self.address):
                 turn = _Turns(ray, work, names, self.attempts)
 
                 def keep(part: Part, content: bytes) -> None:
                     name = names[part.number]
-                    found[part.number] = state_from(own, name, content)
+                    states[part.number] = state_from(shared_work, name, content)
                     if self.states is not None:
                         self.states.keep(name, content)
                     if progress is not None:
-                        progress(sum(sizes[number] for number in found), sum(sizes))
+                        progress(sum(sizes[number] for number in states), sum(sizes))
 
                 turn.run(rest, keep)
-        return [found[part.number] for part in parts]
+        return [states[part.number] for part in parts]
 
 
 def _imported(*, alone: bool) -> Any:  # noqa: ANN401  # a module without types
@@ -146,9 +146,9 @@ class _Connection:
             with _handler_kept():
                 ray.init(address="local" if wanted is None else wanted, job_config=_job_config(), **more)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            said = " ".join(str(error).split())[:160]
+            cause = " ".join(str(error).split())[:160]
             raise UsageError(
-                f"--engine ray: no cluster at {wanted or 'this machine'} ({said}); start one with `ray start --head`, "
+                f"--engine ray: no cluster at {wanted or 'this machine'} ({cause}); start one with `ray start --head`, "
                 "name it with --engine ray=ADDRESS, or start one for this command alone with --engine ray=local"
             ) from None
 
@@ -253,20 +253,20 @@ class _Turns:
                 f"a worker has {_versions(content)} and this command {_versions(VERSIONS)}: numbers of two versions do "
                 "not add up; install the same on every node"
             )
-        name, said = content
-        kept = getattr(errors, name, None)
+        name, message = content
+        error_type = getattr(errors, name, None)
         if name == "MemoryError":
             return self._again(part, waiting, f"the node had no memory left for {part.words}")
-        if name == "InputError" or kept is None:
-            return self._again(part, waiting, said, kept or InputError)
-        self._fail(part, kept(said))
+        if name == "InputError" or error_type is None:
+            return self._again(part, waiting, message, error_type or InputError)
+        self._fail(part, error_type(message))
 
-    def _again(self, part: Part, waiting: list[Part], said: str, kind: Any = InputError) -> None:  # noqa: ANN401
+    def _again(self, part: Part, waiting: list[Part], message: str, kind: Any = InputError) -> None:  # noqa: ANN401
         count = self._failures[part.number] = self._failures.get(part.number, 0) + 1
         if count < self._attempts:
             waiting.append(part)
         else:
-            self._fail(part, kind(f"{said}; tried {count} times" if count > 1 else said))
+            self._fail(part, kind(f"{message}; tried {count} times" if count > 1 else message))
 
     def _fail(self, part: Part, error: RolloutDoctorError) -> None:
         if self._is_wanted(part):
@@ -277,8 +277,8 @@ def _name(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _versions(found: tuple[str, str]) -> str:
-    return f"{f'rolloutdoctor {found[0]}' if found[0] else 'no rolloutdoctor'} on Python {found[1]}"
+def _versions(versions: tuple[str, str]) -> str:
+    return f"{f'rolloutdoctor {versions[0]}' if versions[0] else 'no rolloutdoctor'} on Python {versions[1]}"
 
 
 def _task() -> Callable[..., tuple[str, object]]:
@@ -291,9 +291,9 @@ def _task() -> Callable[..., tuple[str, object]]:
             from rolloutdoctor.results.version import __version__ as version
         except ImportError:
             version = ""
-        here = (version, platform.python_version())
-        if here != wanted:
-            return "versions", here
+        versions = (version, platform.python_version())
+        if versions != wanted:
+            return "versions", versions
         from rolloutdoctor.engine.ray_cluster import measured
 
         return measured(payload)

@@ -23,8 +23,8 @@ def find_refuted(configured: Configured | None, metrics: LoggedMetrics) -> tuple
     """
     if configured is None:
         return ()
-    found = (*_by_traces(configured, metrics), *_by_rounded_losses(configured, metrics))
-    return tuple(one for one in found if one.assumed or not configured.release.words)
+    refuted = (*_by_traces(configured, metrics), *_by_rounded_losses(configured, metrics))
+    return tuple(refutation for refutation in refuted if refutation.assumed or not configured.release.words)
 
 
 def has_traces(configured: Configured | None, metrics: LoggedMetrics) -> bool:
@@ -74,9 +74,9 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
         return
     if configured.objective.entropy_bonus is not None or configured.objective.unknown_loss:
         return
-    found = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
-    losses = [one[trainer.log.loss] for one in found if trainer.log.loss in one]
-    kls = [one[name] for one in found for name in trainer.log.kl if name in one]
+    logged = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
+    losses = [step_metrics[trainer.log.loss] for step_metrics in logged if trainer.log.loss in step_metrics]
+    kls = [step_metrics[name] for step_metrics in logged for name in trainer.log.kl if name in step_metrics]
     hidden = max(_DIGIT / 2, rounding_of(metrics.digits(), trainer.log.loss, 0.0))
     if len(losses) < _STEPS or any(losses) or not kls or not term.coef * min(kls) > hidden:
         return
@@ -93,6 +93,6 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
     )
 
 
-def _asked(seen: str, option: str) -> str:
+def _asked(observation: str, option: str) -> str:
     """A question after an option that nobody stated, and of which the log shows that it is not the default."""
-    return f"{seen}, and nothing states {option}: pass it with --set {option}=VALUE"
+    return f"{observation}, and nothing states {option}: pass it with --set {option}=VALUE"

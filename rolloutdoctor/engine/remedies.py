@@ -37,13 +37,13 @@ def frame_without_trainer() -> str:
 
 def is_imported(metadata: RunMetadata) -> bool:
     """Tell whether an importer that looks at the files themselves made the rows of a trainer's dump."""
-    return any(one.checks_files for one in IMPORTERS if one.name == metadata.recording.get("importer"))
+    return any(importer.checks_files for importer in IMPORTERS if importer.name == metadata.recording.get("importer"))
 
 
 def omits_rows(metadata: RunMetadata) -> bool:
     """Tell whether the rows come from a dump, or from a part of the ranks, that need not hold all rows of a step."""
     return bool(metadata.missing_ranks) or any(
-        one.omits_rows for one in IMPORTERS if one.name == metadata.recording.get("importer")
+        importer.omits_rows for importer in IMPORTERS if importer.name == metadata.recording.get("importer")
     )
 
 

@@ -28,11 +28,11 @@ def thinned(keys: Sequence[StepKey]) -> tuple[int, list[StepKey]]:
     >>> every, len(kept)
     (4, 1251)
     """
-    every, kept = 1, sorted(keys)
-    while len(kept) > KEEP_STEPS:
+    every, kept_keys = 1, sorted(keys)
+    while len(kept_keys) > KEEP_STEPS:
         every *= 2
-        kept = [key for key in kept if key.step * _GOLDEN % 2**64 * every < 2**64]
-    return every, kept
+        kept_keys = [key for key in kept_keys if key.step * _GOLDEN % 2**64 * every < 2**64]
+    return every, kept_keys
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class RunState:
     @cached_property
     def queried(self) -> Mapping[frozenset[str], RunTables]:
         """Return the tables that rules query, by the splits that they look at."""
-        whole, found = self.tables.whole.with_steps(self.seen), {}
+        queried, by_splits = self.tables.whole.with_steps(self.seen), {}
         for splits in ((TRAIN,), (EVAL,), (TRAIN, EVAL)):
             keys = [key for key in self.seen if key.split in splits]
             every, shown = thinned(keys)
-            found[frozenset(splits)] = whole.in_splits(splits).with_steps(keys, shown if every > 1 else None)
-        return found
+            by_splits[frozenset(splits)] = queried.in_splits(splits).with_steps(keys, shown if every > 1 else None)
+        return by_splits
 
     @property
     def frames(self) -> Mapping[str, pl.DataFrame | StepsTable]:

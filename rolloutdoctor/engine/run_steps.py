@@ -215,9 +215,9 @@ class SharedEvaluator:
                 shared = together.whole(self._objectives, self._per_token) or self._joined(together, steps, dtype)
             if shared is not None:
                 return self._pass_on_together(steps, together.batch, shared, dtype)
-        seen = [tuple(self.evaluate(batch, logged, dtype)) for batch, logged in steps]
-        for consumer, own in zip(self.consumers, zip(*seen, strict=True), strict=True):
-            consumer.add_all(EvaluatedSteps(own))
+        evaluated = [tuple(self.evaluate(batch, logged, dtype)) for batch, logged in steps]
+        for consumer, evaluated_steps in zip(self.consumers, zip(*evaluated, strict=True), strict=True):
+            consumer.add_all(EvaluatedSteps(evaluated_steps))
         return None
 
     def _joined(self, together: StepsTogether, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> SharedPass | None:
@@ -237,11 +237,11 @@ class SharedEvaluator:
         return together.join(each)
 
     def _pass_on_together(
-        self, steps: Sequence[LoggedBatch], whole: RolloutBatch, shared: SharedPass, dtype: torch.dtype
+        self, steps: Sequence[LoggedBatch], joined_batch: RolloutBatch, shared: SharedPass, dtype: torch.dtype
     ) -> None:
         for consumer, names in zip(self.consumers, self._names, strict=True):
-            measures = consumer.token_measures(whole)
-            own = [
+            measures = consumer.token_measures(joined_batch)
+            evaluated_steps = [
                 EvaluatedStep(
                     batch,
                     logged,
@@ -252,7 +252,11 @@ class SharedEvaluator:
                 for (batch, logged), evaluations in zip(steps, shared.each, strict=True)
             ]
             joined = _labelled(shared.joined, names)
-            consumer.add_all(EvaluatedSteps(own, whole, joined, measured_on_demand(measures, whole, at_once=True)))
+            consumer.add_all(
+                EvaluatedSteps(
+                    evaluated_steps, joined_batch, joined, measured_on_demand(measures, joined_batch, at_once=True)
+                )
+            )
 
     def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
         """Yield what each consumer sees of a step."""

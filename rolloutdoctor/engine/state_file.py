@@ -162,24 +162,24 @@ class SavedState:
         """Return the same with other tables."""
         more = {name.removeprefix(_PART): frame for name, frame in frames.items() if name.startswith(_PART)}
         part = self.part and replace(self.part, gathered=replace(self.part.gathered, tables=more))
-        own = {name: frame for name, frame in frames.items() if not name.startswith(_PART)}
-        return replace(self, state=self.state.with_frames(own), part=part)
+        own_frames = {name: frame for name, frame in frames.items() if not name.startswith(_PART)}
+        return replace(self, state=self.state.with_frames(own_frames), part=part)
 
     @property
     def provenance(self) -> str:
         """Who made the run by its files, as text, in which NaN is what it is."""
-        found = self.metadata
-        return repr((found.trainer, found.trainer_version, sorted(found.config.items())))
+        metadata = self.metadata
+        return repr((metadata.trainer, metadata.trainer_version, sorted(metadata.config.items())))
 
 
 def logged_names(metrics: LoggedMetrics) -> dict[str, LoggedNames]:
     """Return the names that a trainer logged, by split."""
-    found, logged = {}, metrics.steps()
+    names_by_split, logged = {}, metrics.steps()
     for split in SPLITS:
         keys = [key for key in logged if key.split == split]
         names = sorted({name for key in keys for name in metrics.at(key)})
-        found[split] = LoggedNames(tuple(key.step for key in keys), tuple(names))
-    return found
+        names_by_split[split] = LoggedNames(tuple(key.step for key in keys), tuple(names))
+    return names_by_split
 
 
 def load_state(path: str) -> SavedState:

@@ -136,8 +136,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _plain_type(field.type)) for field in kind])
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        made = pa.large_list if pa.types.is_large_list(kind) else pa.list_
-        return made(pa.field(kind.value_field.name, _plain_type(kind.value_type)))
+        list_type = pa.large_list if pa.types.is_large_list(kind) else pa.list_
+        return list_type(pa.field(kind.value_field.name, _plain_type(kind.value_type)))
     if kind.num_fields or isinstance(kind, pa.BaseExtensionType):
         raise ValueError(f"a column of type {kind}")
     return kind
@@ -156,8 +156,8 @@ def check_columns(name: str, frame: pl.DataFrame, least: pl.Schema, types: Mappi
         ValueError: if one is missing, or of another type.
     """
     absent = sorted(least.keys() - frame.schema.keys())
-    known: dict[str, object] = {**types, **least}
-    wrong = [column for column, kind in frame.schema.items() if known.get(column, kind) != kind]
+    expected: dict[str, object] = {**types, **least}
+    wrong = [column for column, kind in frame.schema.items() if expected.get(column, kind) != kind]
     if absent or wrong:
         raise ValueError(f"{name}: column {(absent or wrong)[0]} is {'missing' if absent else 'of another type'}")
 
@@ -183,7 +183,7 @@ def json_of(value: object) -> str:
 
 def _plain(value: Any) -> object:  # noqa: ANN401  # what JSON has no word for
     if is_dataclass(value):
-        return {one.name: getattr(value, one.name) for one in fields(value)}
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, frozenset):
@@ -200,12 +200,12 @@ def plain_of(kind: Callable[..., Plain], value: object) -> Plain:
     from pydantic import ValidationError
 
     try:
-        found: Plain
-        (found,) = _reader(kind).validate_python([value])
+        plain: Plain
+        (plain,) = _reader(kind).validate_python([value])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
-    return found
+    return plain
 
 
 @cache

@@ -52,13 +52,13 @@ class TableBuilder:
         self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
 
     def add(
-        self, views: Sequence[StepView], whole: StepView | None, able: Callable[[StepView], frozenset[str]]
+        self, views: Sequence[StepView], joined_view: StepView | None, able: Callable[[StepView], frozenset[str]]
     ) -> None:
         """Measure some steps of one split.
 
         Args:
             views: the steps.
-            whole: all of them as one, where they share a pass.
+            joined_view: all of them as one, where they share a pass.
             able: returns the codes of the rules that have in a step what they need.
         """
         split = views[0].batch.split
@@ -72,15 +72,15 @@ class TableBuilder:
         self._add_audit(views)
         if self._read_turns & codes:
             self._add_turns(views, rules, able)
-        for view in views if whole is None else [whole]:
-            here = able(view)
-            measured = {rule.name: _measured(rule, view) for rule in rules if rule.code in here}
+        for view in views if joined_view is None else [joined_view]:
+            able_codes = able(view)
+            measured = {rule.name: _measured(rule, view) for rule in rules if rule.code in able_codes}
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
             if self._has_rows:
                 self._frames.add("rows", rows_of(view, columns, measured))
-            own = [rule for rule in rules if rule.name in measured]
-            self._frames.add("metrics", metrics_of(view, self._names, own, self._windows))
+            measured_rules = [rule for rule in rules if rule.name in measured]
+            self._frames.add("metrics", metrics_of(view, self._names, measured_rules, self._windows))
 
     def _add_audit(self, views: Sequence[StepView]) -> None:
         # Where no rule asks, nothing is compared.
@@ -92,8 +92,8 @@ class TableBuilder:
         self, views: Sequence[StepView], rules: Sequence[AnyRule], able: Callable[[StepView], frozenset[str]]
     ) -> None:
         for view in views:
-            here = able(view)
-            measured = {rule.name: rule.measure_turns(view) for rule in rules if rule.adds_turns and rule.code in here}
+            codes = able(view)
+            measured = {rule.name: rule.measure_turns(view) for rule in rules if rule.adds_turns and rule.code in codes}
             frame = turns_of(view, measured)
             if len(frame):
                 self._frames.add("turns", frame)
@@ -110,8 +110,8 @@ class TableBuilder:
 
 def _measured(rule: AnyRule, view: StepView) -> Mapping[str, Tensor | None]:
     """Return the columns that a rule adds to the rows, measured of their tokens and of the rows themselves."""
-    found = {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
-    return {name: x_N for name, x_N in found.items() if name in rule.adds}
+    columns = {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
+    return {name: x_N for name, x_N in columns.items() if name in rule.adds}
 
 
 class FullTableBuilder(TableBuilder):
@@ -125,7 +125,7 @@ class FullTableBuilder(TableBuilder):
         self._tokens = TokenSample()
 
     def add(
-        self, views: Sequence[StepView], whole: StepView | None, able: Callable[[StepView], frozenset[str]]
+        self, views: Sequence[StepView], joined_view: StepView | None, able: Callable[[StepView], frozenset[str]]
     ) -> None:
         """See `TableBuilder`."""
         evaluated = [name for name, column in ROW_COLUMNS.items() if column.source in ("rows", "tokens")]
@@ -134,14 +134,14 @@ class FullTableBuilder(TableBuilder):
         self._add_audit(views)
         self._add_turns(views, rules, able)
         for view in views:
-            here = able(view)
-            own = [rule for rule in rules if rule.code in here]
+            codes = able(view)
+            measured_rules = [rule for rule in rules if rule.code in codes]
             for rule in rules:
-                self._unmeasured[rule.code] += [] if rule in own else [view.batch.key]
+                self._unmeasured[rule.code] += [] if rule in measured_rules else [view.batch.key]
             rewards = [f"rewards/{name}" for name in view.batch.rewards]
-            measured = {rule.name: _measured(rule, view) for rule in own}
+            measured = {rule.name: _measured(rule, view) for rule in measured_rules}
             self._frames.add("rows", rows_of(view, [*ROW_COLUMNS, *rewards, *of_fixes], measured))
-            both = [compared_metrics(view), metrics_of(view, (), own)]
+            both = [compared_metrics(view), metrics_of(view, (), measured_rules)]
             self._frames.add("metrics", pl.concat(both, how="diagonal_relaxed"))
             self._tokens.add(view.batch)
 

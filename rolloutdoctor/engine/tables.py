@@ -66,8 +66,10 @@ class Tables:
             InputError: if the disk cannot take them.
         """
         tables: dict[str, Parts] = {name: getattr(self, name) for name in TABLES}
-        frames = {name: [one for one in parts if isinstance(one, pl.DataFrame)] for name, parts in tables.items()}
-        sizes = Counter({name: sum(int(one.estimated_size()) for one in own) for name, own in frames.items()})
+        frames = {name: [part for part in parts if isinstance(part, pl.DataFrame)] for name, parts in tables.items()}
+        sizes = Counter(
+            {name: sum(int(part.estimated_size()) for part in frame_parts) for name, frame_parts in frames.items()}
+        )
         for name, size in sizes.most_common():
             if sizes.total() > bound.size and size:
                 stored = (part for part in tables[name] if isinstance(part, DiskPart))
@@ -80,7 +82,7 @@ class Tables:
         named = pl.col("sample_id").str.replace("^row ", f"{file}:".replace("$", "$$"))
         frames = [self.whole.rows] if self.rows else []
         rows, audit = (
-            tuple(one.with_columns(sample_id=named) for one in each) for each in (frames, [self.whole.audit])
+            tuple(frame.with_columns(sample_id=named) for frame in each) for each in (frames, [self.whole.audit])
         )
         return replace(self, rows=rows, audit=audit)
 
@@ -88,8 +90,8 @@ class Tables:
     def frames(self) -> dict[str, StepsTable]:
         """The tables by name; without turns there is no such table."""
         tables = self.whole.tables
-        found = {name: table for name, table in tables.items() if isinstance(table, StepsTable)}
-        return {name: table for name, table in found.items() if name != "turns" or len(table)}
+        step_tables = {name: table for name, table in tables.items() if isinstance(table, StepsTable)}
+        return {name: table for name, table in step_tables.items() if name != "turns" or len(table)}
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Tables":
         """Return the same with other tables.
@@ -99,7 +101,7 @@ class Tables:
         """
         from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 
-        types = {column: known.dtype for column, known in ROW_COLUMNS.items()}
+        types = {column: row_column.dtype for column, row_column in ROW_COLUMNS.items()}
         for name, frame in frames.items():
             check_columns(name, frame, TABLES[name][0].schema, types if name == "rows" else {})
         return Tables(**{name: (frame,) for name, frame in frames.items()}, unmeasured=self._missed)

@@ -108,10 +108,10 @@ class MemoryBound:
         >>> MemoryBound.parse("1.5GB").size
         1500000000
         """
-        found = _SIZE.fullmatch(text.strip())
-        if found is None:
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
             raise UsageError(f"--memory {text}: no size; give one such as 500MB or 4GB")
-        number, prefix, binary = found.groups()
+        number, prefix, binary = match.groups()
         power = " KMGT".index((prefix or " ").upper())
         return cls(int(float(number) * (1024**power if binary else 1000**power)))
 
@@ -164,17 +164,17 @@ class TableFrames:
         """Make one frame of those that wait."""
         small = self._small.pop(table, [])
         if len(small) > 1:
-            found = pl.concat(small, how="diagonal_relaxed", rechunk=True)
-            small = [compact(found.iter_columns())]
+            joined = pl.concat(small, how="diagonal_relaxed", rechunk=True)
+            small = [compact(joined.iter_columns())]
         self._frames[table] += small
 
     def taken(self) -> dict[str, tuple[DiskPart | pl.DataFrame, ...]]:
         """Return what was taken since the last call, by table."""
         for table in [*self._small]:
             self._put_together(table)
-        found: dict[str, tuple[DiskPart | pl.DataFrame, ...]] = {
+        tables: dict[str, tuple[DiskPart | pl.DataFrame, ...]] = {
             table: (*self._stored[table], *self._frames[table]) for table in {**self._stored, **self._frames}
         }
         for parts in (self._stored, self._frames, self._sizes):
             parts.clear()
-        return found
+        return tables

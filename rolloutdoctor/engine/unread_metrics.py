@@ -43,11 +43,11 @@ def _read_by(rule: AnyRule, context: Context) -> list[str]:
         return replace(context, metrics=context.metrics | {*names}, unread={})
 
     every = with_logged(context.unread)
-    known = sorted({metric for metric, _ in every.quantities.values()} & context.unread.keys())
+    unread = sorted({metric for metric, _ in every.quantities.values()} & context.unread.keys())
     reason = rule.unavailable_reason(context)
     if reason is None:
-        return [name for name in known if name in rule.metrics(every)]
-    lacking = [name for name in known if rule.unavailable_reason(with_logged([name])) != reason]
+        return [name for name in unread if name in rule.metrics(every)]
+    lacking = [name for name in unread if rule.unavailable_reason(with_logged([name])) != reason]
     if not lacking and rule.unavailable_reason(every) != reason:
-        lacking = [name for name in known if name in rule.metrics(every)]
+        lacking = [name for name in unread if name in rule.metrics(every)]
     return lacking

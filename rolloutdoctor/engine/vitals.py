@@ -73,22 +73,22 @@ def vitals_of(run: RunTables, context: Context, findings: Sequence[Finding]) -> 
         context: what is known of the run.
         findings: of the run.
     """
-    found = []
+    vitals = []
     shown = _shown(context)
     columns = {context.column_of(context.quantities[of][0]) for _, of, _ in shown}
     logged = run.lines("metrics", pl.col("metric").is_in(columns) & pl.col("logged").is_finite())
     for name, of, split in shown:
         metric, meaning = context.quantities[of]
-        own = logged.filter(pl.col("split") == split, pl.col("metric") == context.column_of(metric))
-        if not len(own) or (meaning.zero_when_off and not (own["logged"] != 0).any()):
+        points = logged.filter(pl.col("split") == split, pl.col("metric") == context.column_of(metric))
+        if not len(points) or (meaning.zero_when_off and not (points["logged"] != 0).any()):
             continue
         # The last value is that of the run's end.
-        kept = own.reverse().gather_every(-(-len(own) // KEEP)).reverse()
-        series = tuple(map(meaning.canonical, kept["logged"]))
-        known, marks = BY_NAME[name], _marks(name, findings)
+        thinned = points.reverse().gather_every(-(-len(points) // KEEP)).reverse()
+        series = tuple(map(meaning.canonical, thinned["logged"]))
+        quantity, marks = BY_NAME[name], _marks(name, findings)
         trend = _trend(series) if name in _TOLD else None
-        found.append(Vital(name, known.title, metric, known.unit, tuple(kept["step"]), series, marks, trend))
-    return tuple(one for one in found if one.name != "penalised_reward" or _goes_another_way(one, found[0]))
+        vitals.append(Vital(name, quantity.title, metric, quantity.unit, tuple(thinned["step"]), series, marks, trend))
+    return tuple(vital for vital in vitals if vital.name != "penalised_reward" or _goes_another_way(vital, vitals[0]))
 
 
 def _goes_another_way(penalised: Vital, reward: Vital) -> bool:
@@ -102,11 +102,11 @@ def _goes_another_way(penalised: Vital, reward: Vital) -> bool:
 def _shown(context: Context) -> list[tuple[str, str, str]]:
     """The quantities of the screen that the log has, each with that whose metric it is, and in which split."""
     names = SHOWN if "reward" in context.quantities else WITHOUT_REWARD
-    known = context.quantities
+    quantities = context.quantities
     # A penalised reward may stand for the reward.
-    same = known.get("penalised_reward") == known.get("reward")
-    of = {"held_out_reward": ("reward", EVAL)} if "reward" in known else {}
-    of |= {name: (name, TRAIN) for name in known}
+    same = quantities.get("penalised_reward") == quantities.get("reward")
+    of = {"held_out_reward": ("reward", EVAL)} if "reward" in quantities else {}
+    of |= {name: (name, TRAIN) for name in quantities}
     return [(name, *of[name]) for name in names if name in of and not (same and name == "penalised_reward")]
 
 
@@ -123,12 +123,12 @@ def _trend(series: Sequence[float]) -> Trend:
 def _marks(name: str, findings: Sequence[Finding]) -> tuple[tuple[int, str], ...]:
     """Return where findings about a quantity begin: of a rule about one of several, the one that the finding names."""
     marks = []
-    for one in findings:
-        rule = find(one.code)
-        if not isinstance(rule, NumbersRule) or one.severity <= Severity.INFO:
+    for finding in findings:
+        rule = find(finding.code)
+        if not isinstance(rule, NumbersRule) or finding.severity <= Severity.INFO:
             continue
-        named = BY_NAME[name].title in one.headline or name == next(iter(one.measures), None)
+        named = BY_NAME[name].title in finding.headline or name == next(iter(finding.measures), None)
         if name in rule.about or (not rule.about and name in rule.beside and named):
-            begun = one.examples[0].step if one.onset is None and one.examples else one.onset
-            marks += [] if begun is None else [(int(begun), one.code)]
+            begun = finding.examples[0].step if finding.onset is None and finding.examples else finding.onset
+            marks += [] if begun is None else [(int(begun), finding.code)]
     return tuple(sorted(marks))

@@ -175,13 +175,13 @@ class AdjacentRows(Block):
 class _Part(Block):
     """Some rows of a block."""
 
-    def __init__(self, whole: Block, chosen: Chosen, rows: Tensor, runs: seg.Runs) -> None:
+    def __init__(self, block: Block, chosen: Chosen, rows: Tensor, runs: seg.Runs) -> None:
         super().__init__(rows, int(rows[0]), runs)
-        self._whole, self._chosen = whole, chosen
+        self._whole, self._chosen = block, chosen
 
     def _made(self, key: Hashable) -> tuple[Tensor, ...] | None:
-        made = self._whole._made(key)
-        return None if made is None else tuple(map(self._chosen.pick, made))
+        tensors = self._whole._made(key)
+        return None if tensors is None else tuple(map(self._chosen.pick, tensors))
 
     def _column(self, name: str) -> Tensor:
         return self.of_block(self._whole.column(name))

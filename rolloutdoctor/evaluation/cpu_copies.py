@@ -30,8 +30,8 @@ def cpu_copies(values: Mapping[str, Any]) -> dict[str, Any]:
     tensors: dict[int, Tensor] = {}
     _collect(values, tensors)
     copies: dict[int, Any] = _copied(tensors)
-    found: dict[str, Any] = _rebuilt(dict(values), copies)
-    return found
+    rebuilt: dict[str, Any] = _rebuilt(dict(values), copies)
+    return rebuilt
 
 
 def _collect(value: object, tensors: dict[int, Tensor]) -> None:
@@ -41,22 +41,22 @@ def _collect(value: object, tensors: dict[int, Tensor]) -> None:
         for each in value.values():
             _collect(each, tensors)
     elif isinstance(value, _RECORDS):
-        for one in fields(value):
-            _collect(getattr(value, one.name), tensors)
+        for field in fields(value):
+            _collect(getattr(value, field.name), tensors)
 
 
 def _copied(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Copy tensors to the CPU, by their identity."""
-    found: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
     small: dict[torch.dtype, list[int]] = {}
     for key, x in tensors.items():
         if x.device.type == "cpu" or x.numel() > TOGETHER:
-            found[key] = x.cpu()
+            copies[key] = x.cpu()
         else:
             small.setdefault(x.dtype, []).append(key)
     for keys in small.values():
-        found.update(zip(keys, _copied_together([tensors[key] for key in keys]), strict=True))
-    return found
+        copies.update(zip(keys, _copied_together([tensors[key] for key in keys]), strict=True))
+    return copies
 
 
 def _copied_together(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -74,7 +74,7 @@ def _rebuilt(value: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401 - what 
     if isinstance(value, Mapping):
         return {key: _rebuilt(each, copies) for key, each in value.items()}
     if isinstance(value, _RECORDS):
-        parts = {one.name: _rebuilt(getattr(value, one.name), copies) for one in fields(value)}
+        parts = {field.name: _rebuilt(getattr(value, field.name), copies) for field in fields(value)}
         copies[id(value)] = replace(value, **parts)
         return copies[id(value)]
     return value

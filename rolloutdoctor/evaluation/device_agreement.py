@@ -44,7 +44,7 @@ LARGEST = 2.0**100
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
-def compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: EvaluationRequest) -> float:
+def compare(batch: RolloutBatch, evaluations: Mapping[str, Evaluation], request: EvaluationRequest) -> float:
     """Compare the evaluation of a step on a device with the CPU's in float64, whose second pass is given its rows.
 
     Returns:
@@ -55,24 +55,24 @@ def compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: Evalua
     """
     unit = UNIT[request.dtype]
     try:
-        each = [_on_cpu(_moved(here, way * MOVED * unit), found, request) for way in (0.0, 1.0, -1.0)]
-        each.append(_on_cpu(here, found, request, request.dtype))
+        each = [_on_cpu(_moved(batch, way * MOVED * unit), evaluations, request) for way in (0.0, 1.0, -1.0)]
+        each.append(_on_cpu(batch, evaluations, request, request.dtype))
     except CannotComputeError as error:
         raise DeviceError(
-            f"step {here.step} ({here.split}) can be computed on the GPU, but not on the CPU: {error}"
+            f"step {batch.step} ({batch.split}) can be computed on the GPU, but not on the CPU: {error}"
         ) from None
     shares = [0.0]
-    for name, there in found.items():
+    for name, there in evaluations.items():
         if there.rows is not None:
             # A trainer may take its statistics in float32 whatever the type of token values is.
             wanted = [rows[name] for rows, _ in each]
-            size = _row_size(here, wanted[0])
+            size = _row_size(batch, wanted[0])
             radii = _advantage_radii(replace(there, rows=wanted[0]))
-            shares += _shares(here, wanted, there.rows, dict.fromkeys(ROW_VALUES, size), UNIT[torch.float32], radii)
+            shares += _shares(batch, wanted, there.rows, dict.fromkeys(ROW_VALUES, size), UNIT[torch.float32], radii)
         if there.tokens is not None:
             sums, exact = [of_tokens[name].tokens for _, of_tokens in each], each[0][1]
-            sizes = _sizes(here, exact[name], next(iter(exact.values())))
-            shares += _shares(here, sums, there.tokens, sizes, unit, terms_N=here.rows.diff())
+            sizes = _sizes(batch, exact[name], next(iter(exact.values())))
+            shares += _shares(batch, sums, there.tokens, sizes, unit, terms_N=batch.rows.diff())
     return max(shares)
 
 
@@ -84,54 +84,54 @@ def _advantage_radii(exact: Evaluation) -> dict[str, Tensor]:
     return {"advantage_T": token_advantage_radius(exact).largest}
 
 
-def _moved(here: RolloutBatch, by: float) -> RolloutBatch:
+def _moved(batch: RolloutBatch, by: float) -> RolloutBatch:
     """The step with log-probs moved by a share of their size: every ratio of two of them moves."""
     ways = {"policy_log_probs": by, "rollout_log_probs": -by, "values": by, "ref_log_probs": -by}
-    sign_T = seg.expand(1.0 - 2.0 * (torch.arange(len(here)) % 2), here.rows).double()
+    sign_T = seg.expand(1.0 - 2.0 * (torch.arange(len(batch)) % 2), batch.rows).double()
     moved = {
-        name: here.column(name).double() + way * sign_T * (1 + here.column(name).double().abs())
+        name: batch.column(name).double() + way * sign_T * (1 + batch.column(name).double().abs())
         for name, way in ways.items()
-        if by and name in here.per_token
+        if by and name in batch.per_token
     }
-    return replace(here, per_token={name: moved.get(name, here.per_token[name]) for name in here.per_token})
+    return replace(batch, per_token={name: moved.get(name, batch.per_token[name]) for name in batch.per_token})
 
 
 def _on_cpu(
-    here: RolloutBatch,
-    found: Mapping[str, Evaluation],
+    batch: RolloutBatch,
+    evaluations: Mapping[str, Evaluation],
     request: EvaluationRequest,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[dict[str, RowResult], dict[str, Evaluation]]:
     """The CPU's first pass, and its second pass, which is given the rows that were found."""
-    given = {name: one.rows for name, one in found.items() if one.rows is not None}
-    own: list[RowResult] = []
+    row_results = {name: evaluation.rows for name, evaluation in evaluations.items() if evaluation.rows is not None}
+    parts: list[RowResult] = []
 
     def amend(part: RowResult) -> RowResult:
-        there = list(given.values())[len(own)]
-        own.append(part)
+        there = list(row_results.values())[len(parts)]
+        parts.append(part)
         return there
 
-    evaluated = evaluate_all(here, request.objectives, dtype=dtype, logged=request.logged, amend=amend)
-    return dict(zip(given, own, strict=True)), evaluated
+    evaluated = evaluate_all(batch, request.objectives, dtype=dtype, logged=request.logged, amend=amend)
+    return dict(zip(row_results, parts, strict=True)), evaluated
 
 
-def _kl_sizes(here: RolloutBatch) -> Tensor:
+def _kl_sizes(batch: RolloutBatch) -> Tensor:
     """Sum the magnitudes of the terms of a token's KL, whatever its estimator, ``[T]`` float64."""
-    if not here.has("policy_log_probs", "ref_log_probs"):
-        return torch.ones(here.tokens, dtype=torch.float64)
-    u_T = here.column("policy_log_probs").double() - here.column("ref_log_probs")
+    if not batch.has("policy_log_probs", "ref_log_probs"):
+        return torch.ones(batch.tokens, dtype=torch.float64)
+    u_T = batch.column("policy_log_probs").double() - batch.column("ref_log_probs")
     return 1 + u_T.abs() + u_T.square() + (-u_T).exp()
 
 
-def _row_size(here: RolloutBatch, rows: RowResult) -> Tensor:
+def _row_size(batch: RolloutBatch, rows: RowResult) -> Tensor:
     """Return the largest magnitude among the terms of scores, baselines, advantages and weights."""
     penalty, score_N = rows.objective.kl_reward, rows.score_N.abs()
     if penalty is not None:
-        score_N = score_N + abs(penalty.coef) * seg.total(_kl_sizes(here), here.rows)
+        score_N = score_N + abs(penalty.coef) * seg.total(_kl_sizes(batch), batch.rows)
     top = 1 + score_N.nan_to_num(0.0, 0.0).amax()
     if rows.advantage_T is not None:
         # Discounted sums of rewards and values.
-        scale = rows.advantage_T.abs() * here.rows.diff().amax()
+        scale = rows.advantage_T.abs() * batch.rows.diff().amax()
     elif rows.advantage_N is not None and rows.baseline_N is not None:
         apart_N = (rows.score_N - rows.baseline_N).abs()
         scale = torch.where(apart_N > ROUNDING * top, rows.advantage_N.abs() / apart_N, 0.0)
@@ -140,38 +140,38 @@ def _row_size(here: RolloutBatch, rows: RowResult) -> Tensor:
     return top * (1 + scale.nan_to_num(0.0, 0.0).amax())
 
 
-def _sizes(here: RolloutBatch, evaluation: Evaluation, reference: Evaluation) -> dict[str, Tensor]:
+def _sizes(batch: RolloutBatch, evaluation: Evaluation, reference: Evaluation) -> dict[str, Tensor]:
     """Sum the magnitudes of the terms in the second pass, ``[N]`` float64 by their names in `TokenSums`."""
-    mask_T = here.column("response_mask")
-    policy_T, kl_T = here.column("policy_log_probs").double(), _kl_sizes(here)
+    mask_T = batch.column("response_mask")
+    policy_T, kl_T = batch.column("policy_log_probs").double(), _kl_sizes(batch)
 
     def total(x_T: Tensor) -> Tensor:
-        return seg.total(torch.where(mask_T, x_T, 0.0), here.rows)
+        return seg.total(torch.where(mask_T, x_T, 0.0), batch.rows)
 
-    def sizes(one: Evaluation) -> tuple[Tensor, Tensor, Tensor]:
+    def sizes(evaluation: Evaluation) -> tuple[Tensor, Tensor, Tensor]:
         """Magnitudes of the policy term, of the KL, and of the derivative, ``[T]``."""
-        rows, sums, term = one.rows, one.tokens, one.objective.kl_loss
+        rows, sums, term = evaluation.rows, evaluation.tokens, evaluation.objective.kl_loss
         assert rows is not None
         assert sums is not None
-        advantage_T = rows.advantage_T if rows.advantage_N is None else seg.expand(rows.advantage_N, here.rows)
+        advantage_T = rows.advantage_T if rows.advantage_N is None else seg.expand(rows.advantage_N, batch.rows)
         assert advantage_T is not None  # a first pass has one of the two
-        log_T = policy_T - here.column(one.objective.surrogate.old)
+        log_T = policy_T - batch.column(evaluation.objective.surrogate.old)
         weight_T = 1.0 if rows.weight_T is None else 1 + rows.weight_T
         value_T = (1 + advantage_T.abs()) * weight_T * (1 + log_T.exp() + log_T.square())
         of_kl_T = kl_T * (1 + log_T.exp()) * (0.0 if term is None else abs(term.coef))
-        weights = [seg.expand(x_N.abs(), here.rows) for x_N in (sums.policy_weight_N, sums.weight_N)]
+        weights = [seg.expand(x_N.abs(), batch.rows) for x_N in (sums.policy_weight_N, sums.weight_N)]
         return value_T, of_kl_T, weights[0] * value_T + weights[1] * of_kl_T
 
     value_T, of_kl_T, grad_T = sizes(evaluation)
     with_T = sizes(reference)[-1]
-    found = {"kl_N": total(kl_T * (1 + value_T)), "kl_loss_N": total(of_kl_T), "grad_l1_N": total(grad_T)}
-    found |= dict.fromkeys(("policy_N", "loss_at_ratio_one_N", "drift_N", "logged_N"), total(value_T))
-    found |= dict.fromkeys(("grad_sq_N", "logits_low_sq_N", "logits_sq_N"), total(grad_T.square()))
-    return found | {"versus_l1_N": total(grad_T + with_T), "versus_dot_N": total(grad_T * with_T)}
+    by_name = {"kl_N": total(kl_T * (1 + value_T)), "kl_loss_N": total(of_kl_T), "grad_l1_N": total(grad_T)}
+    by_name |= dict.fromkeys(("policy_N", "loss_at_ratio_one_N", "drift_N", "logged_N"), total(value_T))
+    by_name |= dict.fromkeys(("grad_sq_N", "logits_low_sq_N", "logits_sq_N"), total(grad_T.square()))
+    return by_name | {"versus_l1_N": total(grad_T + with_T), "versus_dot_N": total(grad_T * with_T)}
 
 
 def _shares(
-    here: RolloutBatch,
+    batch: RolloutBatch,
     wanted: Sequence[RowResult | TokenSums | None],
     there: RowResult | TokenSums,
     sizes: Mapping[str, Tensor],
@@ -182,7 +182,7 @@ def _shares(
     """Return how far each value is from the first of those wanted, in bounds; the others are its responses.
 
     Args:
-        here: the step.
+        batch: the step.
         wanted: of the CPU.
         there: of the device.
         sizes: sums of the magnitudes of the terms, by name.
@@ -195,28 +195,28 @@ def _shares(
     """
     shares: list[float] = []
     worst = ""
-    for name in (one.name for one in fields(there)):
+    for name in (field.name for field in fields(there)):
         if not isinstance(getattr(there, name), Tensor):
             continue
-        found, exact, *moved = (getattr(one, name).double() for one in (there, *wanted))
+        computed, exact, *moved = (getattr(side, name).double() for side in (there, *wanted))
         orders = 0.0 if terms_N is None or name not in sizes else 2 * UNIT[torch.float64] * terms_N
         radius = (UNITS * unit + orders) * (exact.abs() + sizes.get(name, torch.zeros(())))
         radius = radius + (radii or {}).get(name, torch.zeros(()))
-        for one in moved:
-            radius = radius + (one - exact).abs()
-        same = (found == exact) | (found.isnan() & exact.isnan()) | ~(radius < LARGEST)
-        times = torch.where(same, 0.0, ((found - exact).abs() / radius).nan_to_num(torch.inf, torch.inf))
+        for shifted in moved:
+            radius = radius + (shifted - exact).abs()
+        same = (computed == exact) | (computed.isnan() & exact.isnan()) | ~(radius < LARGEST)
+        times = torch.where(same, 0.0, ((computed - exact).abs() / radius).nan_to_num(torch.inf, torch.inf))
         if not len(times):
             continue
         share, at = float(times.max()), int(times.argmax())
         if share > max([1.0, *shares]):
-            row = at if name.endswith("_N") else int(torch.searchsorted(here.rows, at, right=True)) - 1
-            values = f"is {float(found[at])!r} on the GPU and {float(exact[at])!r} on the CPU"
-            worst = f"row {row} (sample {here.sample_name(row)}), {WORDS.get(name, name)} {values}"
+            row = at if name.endswith("_N") else int(torch.searchsorted(batch.rows, at, right=True)) - 1
+            values = f"is {float(computed[at])!r} on the GPU and {float(exact[at])!r} on the CPU"
+            worst = f"row {row} (sample {batch.sample_name(row)}), {WORDS.get(name, name)} {values}"
         shares.append(share)
     if worst:
         raise DeviceError(
-            f"the GPU does not compute what the CPU computes: in step {here.step} ({here.split}), {worst}, "
+            f"the GPU does not compute what the CPU computes: in step {batch.step} ({batch.split}), {worst}, "
             f"{max(shares):.3g} times the rounding error bound"
         )
     return shares

@@ -25,22 +25,22 @@ def as_estimated(batch: RolloutBatch, rule: AdvantageRule) -> RolloutBatch:
 
 
 def drawn_advantages(
-    batch: RolloutBatch, seen: TokenScores, value_V: Tensor, rule: AdvantageRule
+    batch: RolloutBatch, scores: TokenScores, value_V: Tensor, rule: AdvantageRule
 ) -> tuple[Tensor, Tensor]:
     """Advantages of the rows that were drawn, ``[T]`` float64, 0 where masked; and which these are, ``[N]`` int64.
 
     Args:
         batch: the step, with its logged `advantages`.
-        seen: its trained tokens, as the estimator saw them.
+        scores: its trained tokens, as the estimator saw them.
         value_V: their own advantages, whitened, ``[V]``.
         rule: how they were made.
 
     Raises:
         CannotComputeError: if they are whitened over other tokens: what the padding has is not known then.
     """
-    if seen.population is not None:
+    if scores.population is not None:
         raise CannotComputeError("advantages of rows that were drawn are whitened over the trained tokens alone")
-    mask_T, padding = batch.column("response_mask"), whitened_zero(_before(seen, rule))
+    mask_T, padding = batch.column("response_mask"), whitened_zero(_before(scores, rule))
     own_T = on_every_token(value_V, as_estimated(batch, rule).column("response_mask"), batch.rows, padding)
     source_N = torch.arange(len(batch), device=batch.device)
     if rule.draws_advantages:
@@ -48,16 +48,16 @@ def drawn_advantages(
     return torch.where(mask_T, of_sources(own_T, padding, source_N, batch.rows), 0.0), source_N
 
 
-def drawn_returns(batch: RolloutBatch, seen: TokenScores, value_V: Tensor, rule: AdvantageRule) -> Tensor:
+def drawn_returns(batch: RolloutBatch, scores: TokenScores, value_V: Tensor, rule: AdvantageRule) -> Tensor:
     """Returns of the same rows, ``[T]`` float64: generalised advantages and values, both 0 in the padding.
 
     The arguments are those of `drawn_advantages`.
     """
-    _, source_N = drawn_advantages(batch, seen, value_V, rule)
-    own_T = on_every_token(_before(seen, rule), as_estimated(batch, rule).column("response_mask"), batch.rows, 0.0)
+    _, source_N = drawn_advantages(batch, scores, value_V, rule)
+    own_T = on_every_token(_before(scores, rule), as_estimated(batch, rule).column("response_mask"), batch.rows, 0.0)
     return of_sources(own_T + batch.column("values").double(), 0.0, source_N, batch.rows)
 
 
-def _before(seen: TokenScores, rule: AdvantageRule) -> Tensor:
+def _before(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     """The advantages of the trained tokens before they are whitened, ``[V]``."""
-    return generalised(seen.reward_V, seen.columns["values"].double(), seen.offsets, rule)
+    return generalised(scores.reward_V, scores.columns["values"].double(), scores.offsets, rule)

@@ -173,16 +173,16 @@ class Evaluation:
         if batch.groups is not None:
             columns["group_id"] = [batch.group_name(group) for group in batch.groups.index_N.tolist()]
         names = ("score", "advantage", "baseline", "tokens", "loss", "policy_loss", "kl_loss", "kl", "weight")
-        found: dict[str, Tensor | None] = dict.fromkeys((*names, "grad_l1", "grad_l2"))
+        by_name: dict[str, Tensor | None] = dict.fromkeys((*names, "grad_l1", "grad_l2"))
         if rows is not None:
-            found |= {"score": rows.score_N, "advantage": rows.advantage_N, "baseline": rows.baseline_N}
-            found["tokens"] = rows.length_N
+            by_name |= {"score": rows.score_N, "advantage": rows.advantage_N, "baseline": rows.baseline_N}
+            by_name["tokens"] = rows.length_N
         if tokens is not None:
             policy_N, kl_N = tokens.policy_N * tokens.policy_weight_N, tokens.kl_loss_N * tokens.weight_N
             loss_N = policy_N + kl_N + self.entropy_loss_N
-            found |= {"loss": loss_N, "policy_loss": policy_N, "kl_loss": kl_N, "kl": tokens.kl_N}
-            found |= {"weight": tokens.weight_N, "grad_l1": tokens.grad_l1_N, "grad_l2": tokens.grad_sq_N.sqrt()}
-        for name, x_N in found.items():
+            by_name |= {"loss": loss_N, "policy_loss": policy_N, "kl_loss": kl_N, "kl": tokens.kl_N}
+            by_name |= {"weight": tokens.weight_N, "grad_l1": tokens.grad_l1_N, "grad_l2": tokens.grad_sq_N.sqrt()}
+        for name, x_N in by_name.items():
             columns[name] = pl.Series([None] * len(batch) if x_N is None else x_N.tolist(), dtype=pl.Float64)
         return pl.DataFrame(columns)
 
@@ -271,8 +271,8 @@ def evaluate_all(
     wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
     with naming(next((objective.trainer for objective in objectives.values()), CannotComputeError.trainer)):
         passes = token_pass(batch, able, dtype, frozenset(wanted), visit, block_tokens) if able else {}
-    found = {}
+    evaluations = {}
     for name, objective in objectives.items():
-        tokens, kept = passes.get(name, (None, None))
-        found[name] = Evaluation(batch, objective, parts[name], tokens, dtype, kept)
-    return found
+        tokens, token_values = passes.get(name, (None, None))
+        evaluations[name] = Evaluation(batch, objective, parts[name], tokens, dtype, token_values)
+    return evaluations

@@ -86,10 +86,10 @@ class GeneralEvaluator:
         if objective.surrogate.kind in SELECTIONS:
             step = whole(batch, dtype)
             micro_T = step.expand(self.layout.micro_N)
-            given = self._given(step)
-            if given.unweighed_T is not None:
-                given = replace(given, advantage_T=given.advantage_T / given.unweighed_T)
-            self.chosen_T = SELECTIONS[objective.surrogate.kind](given, micro_T, objective.surrogate)
+            inputs = self._given(step)
+            if inputs.unweighed_T is not None:
+                inputs = replace(inputs, advantage_T=inputs.advantage_T / inputs.unweighed_T)
+            self.chosen_T = SELECTIONS[objective.surrogate.kind](inputs, micro_T, objective.surrogate)
 
     def _over_more(self, open_T: Tensor | None) -> Tensor | None:
         """The multipliers that more than a block decides, ``[T]``; None for none."""
@@ -98,11 +98,11 @@ class GeneralEvaluator:
         if not packs and not future:
             return open_T
         step = whole(self.batch, self.dtype)
-        given = self._given(step, gated=False)
-        found = [over_packs(given, step.column, gate, self.layout.micro_N) for gate in packs]
+        inputs = self._given(step, gated=False)
+        factors = [over_packs(inputs, step.column, gate, self.layout.micro_N) for gate in packs]
         mask_T, rule = self.batch.column("response_mask"), self.objective.surrogate
-        found += [influence(given, mask_T, self.batch.rows, gate, rule) for gate in future]
-        weight_t = prod(found[1:], start=found[0])
+        factors += [influence(inputs, mask_T, self.batch.rows, gate, rule) for gate in future]
+        weight_t = prod(factors[1:], start=factors[0])
         found_T = torch.zeros(self.batch.tokens, dtype=weight_t.dtype, device=weight_t.device)
         found_T[self.batch.column("response_mask")] = weight_t
         return found_T if open_T is None else found_T * open_T
@@ -148,7 +148,7 @@ class GeneralEvaluator:
             advantage_T = block.packed(self.part.advantage_T).to(policy_T.dtype)
         gate_T = self.part.weight_T if self.inner_T is None else self.inner_T
         # Of one column with itself the log-ratio is 0, or NaN where the trainer gets NaN too.
-        given = TokenInputs(
+        inputs = TokenInputs(
             policy_T,
             old_T,
             policy_T - old_T,
@@ -160,20 +160,20 @@ class GeneralEvaluator:
         )
         if rule.scaled_advantages:
             unweighed_N = self.layout.share_N / self.of_policy_N
-            given = replace(given, unweighed_T=block.expand(unweighed_N.nan_to_num(0.0, 0.0, 0.0).to(self.dtype)))
-        given = self._gated(given, block) if self.objective.gates and gated else given
+            inputs = replace(inputs, unweighed_T=block.expand(unweighed_N.nan_to_num(0.0, 0.0, 0.0).to(self.dtype)))
+        inputs = self._gated(inputs, block) if self.objective.gates and gated else inputs
         if rule.row_advantages:
-            given = replace(given, advantage_T=kept_mean(given, given.advantage_T))
-        return given
+            inputs = replace(inputs, advantage_T=kept_mean(inputs, inputs.advantage_T))
+        return inputs
 
-    def _gated(self, given: TokenInputs, block: Block) -> TokenInputs:
+    def _gated(self, inputs: TokenInputs, block: Block) -> TokenInputs:
         """Add the multipliers of the policy term to the inputs."""
         gates = self.objective.gates
-        given = narrowed(gates, given, block.column)
+        inputs = narrowed(gates, inputs, block.column)
         open_T = None if self.open_T is None else block.packed(self.open_T)
-        gate_T, kl_gate_T = product(gates, given, block.column, open_T), kl_product(gates, given, block.column)
-        inside = [importance_of_rows(given, block.column, gate) for gate in gates if gate.inside]
-        return replace(given, gate_T=gate_T, kl_gate_T=kl_gate_T, log_weight_N=inside[0] if inside else None)
+        gate_T, kl_gate_T = product(gates, inputs, block.column, open_T), kl_product(gates, inputs, block.column)
+        inside = [importance_of_rows(inputs, block.column, gate) for gate in gates if gate.inside]
+        return replace(inputs, gate_T=gate_T, kl_gate_T=kl_gate_T, log_weight_N=inside[0] if inside else None)
 
     def compare_with(self, reference: "GeneralEvaluator") -> None:
         """Compare derivatives with those of `reference`, which every block goes through first."""
@@ -191,7 +191,7 @@ class GeneralEvaluator:
         if token_terms(self.objective) != token_terms(other.objective):
             return False
         mine, theirs = self._row_values(), other._row_values()
-        if any((one is None) != (another is None) for one, another in zip(mine, theirs, strict=True)):
+        if any((left is None) != (right is None) for left, right in zip(mine, theirs, strict=True)):
             return False
         return all(map(_same, self._token_values(), other._token_values()))
 
@@ -237,47 +237,47 @@ class GeneralEvaluator:
 
     def add(self, block: Block) -> Tensor:
         """Add a block and return its derivative, ``[t]``; its tokens are kept if they are wanted and all here."""
-        given, term, kl_T, grad_T = self._values(block)
+        inputs, term, kl_T, grad_T = self._values(block)
         if kl_T is not None and not self.shares:
             self._sum(block, "kl_N", kl_T)
-        if kl_T is not None and given.kl_gate_T is not None:
-            self._sum(block, "weighted_kl_N", kl_T * given.kl_gate_T)
+        if kl_T is not None and inputs.kl_gate_T is not None:
+            self._sum(block, "weighted_kl_N", kl_T * inputs.kl_gate_T)
         self._sum(block, "policy_N", term.value_T)
-        if term.at_one_T is not None or given.gate_T is not None or self.advantage_N is None:
+        if term.at_one_T is not None or inputs.gate_T is not None or self.advantage_N is None:
             self._sum(
                 block,
                 "loss_at_ratio_one_N",
-                given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T,
+                inputs.gated(-inputs.advantage_T) if term.at_one_T is None else term.at_one_T,
             )
-        self._sum_metrics(block, given, term)
+        self._sum_metrics(block, inputs, term)
         self._sum_derivative(block, grad_T)
         if self.kept is not None and not self.shares:
-            self._keep(block, given, term, kl_T, grad_T)
+            self._keep(block, inputs, term, kl_T, grad_T)
         return grad_T
 
     def _values(self, block: Block) -> tuple[TokenInputs, PolicyTerm, Tensor | None, Tensor]:
         """Return the inputs of the policy term, the term, the KL and the derivative, of the tokens of a block."""
-        given = self._given(block)
-        term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
+        inputs = self._given(block)
+        term = SURROGATES[self.objective.surrogate.kind](inputs, self.objective.surrogate)
         grad_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.slope_T)
         if self.objective.kl_loss is None:
-            return given, term, None, grad_T
-        kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
+            return inputs, term, None, grad_T
+        kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, inputs)
         if self.kept_T is not None and self.objective.sampler_correction is not None:
             kept_T = block.packed(self.kept_T)
             kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
-        if given.kl_gate_T is not None:
-            kl_slope_T = kl_slope_T * given.kl_gate_T
+        if inputs.kl_gate_T is not None:
+            kl_slope_T = kl_slope_T * inputs.kl_gate_T
         grad_T = grad_T.add_(self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_slope_T))
-        return given, term, kl_T, grad_T
+        return inputs, term, kl_T, grad_T
 
-    def _sum_metrics(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
+    def _sum_metrics(self, block: Block, inputs: TokenInputs, term: PolicyTerm) -> None:
         """Count what the trainers log of the policy term."""
         rule = self.objective.surrogate
         low, high = 1 - rule.clip_low, 1 + rule.clip_high
         if self.advantage_N is None:
-            self._sum(block, "low_clipped_N", (term.ratio_T < low) & (given.advantage_T < 0))
-            self._sum(block, "high_clipped_N", (term.ratio_T > high) & (given.advantage_T > 0))
+            self._sum(block, "low_clipped_N", (term.ratio_T < low) & (inputs.advantage_T < 0))
+            self._sum(block, "high_clipped_N", (term.ratio_T > high) & (inputs.advantage_T > 0))
         elif not self.shares:
             # The sign of a row's advantage is looked at in the end.
             places_P = el.outside(term.ratio_T, low, high)
@@ -306,23 +306,23 @@ class GeneralEvaluator:
             # Never below (1 - p)^2, but rounding of the column gets there where p is about one.
             self._sum(block, "logits_sq_N", torch.maximum(square_T * spread_T, low_T))
 
-    def _keep(self, block: Block, given: TokenInputs, term: PolicyTerm, kl_T: Tensor | None, grad_T: Tensor) -> None:
+    def _keep(self, block: Block, inputs: TokenInputs, term: PolicyTerm, kl_T: Tensor | None, grad_T: Tensor) -> None:
         """Keep the token values of a block."""
         assert self.kept is not None
         loss_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.value_T)
         if kl_T is None:
             kl_T = torch.zeros_like(loss_T)
         else:
-            carried_T = kl_T if given.kl_gate_T is None else kl_T * given.kl_gate_T
+            carried_T = kl_T if inputs.kl_gate_T is None else kl_T * inputs.kl_gate_T
             loss_T = loss_T + self.kl_scope.inside(block, block.expand(self.kl_weight_N) * carried_T)
-        self.kept.append((given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
+        self.kept.append((inputs.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
 
-    def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
+    def _kl(self, block: Block, term: KlTerm, inputs: TokenInputs) -> kl.Term:
         key = ("kl", term, self.objective.surrogate.old)
-        value_T, slope_T = block.cached(key, lambda: self._kl_afresh(block, term, given))
+        value_T, slope_T = block.cached(key, lambda: self._kl_afresh(block, term, inputs))
         return value_T, slope_T
 
-    def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
+    def _kl_afresh(self, block: Block, term: KlTerm, inputs: TokenInputs) -> kl.Term:
         assert term.reference is not None  # only a penalty in the reward may have none
         u_T = block.column(term.log_probs) - block.column(term.reference)
         ratio_T, gather = None, None
@@ -330,10 +330,10 @@ class GeneralEvaluator:
             ratio_T = (block.column("policy_log_probs") - block.column(term.ratio_to)).exp()
             ratio_T = torch.where(ratio_T.isfinite(), ratio_T, 0.0)
         elif term.ratio_weighted and term.ratio_level == "token":
-            ratio_T = given.log_ratio_T.exp()
+            ratio_T = inputs.log_ratio_T.exp()
         elif term.ratio_weighted:
             # The tokens of a row have one weight in the loss, so the ratio of a row gathers over all of them.
-            ratio_T, gather = row_mean(given, given.log_ratio_T).exp(), partial(row_mean, given)
+            ratio_T, gather = row_mean(inputs, inputs.log_ratio_T).exp(), partial(row_mean, inputs)
         value_T, slope_T = kl.term(
             term.estimator,
             u_T,
@@ -384,16 +384,16 @@ class GeneralEvaluator:
         """Put the blocks together."""
         zero_N = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
         names = [name for name in TokenSums.__dataclass_fields__ if name not in _NOT_SUMMED]
-        found = self._all_sums()
-        sums = {name: found.get(name, zero_N) for name in names}
+        row_sums = self._all_sums()
+        sums = {name: row_sums.get(name, zero_N) for name in names}
         if self.advantage_N is not None:
             below_N, above_N = self.advantage_N < 0, self.advantage_N > 0
             sums["low_clipped_N"] = torch.where(below_N, sums["low_clipped_N"], 0.0)
             sums["high_clipped_N"] = torch.where(above_N, sums["high_clipped_N"], 0.0)
-            if "loss_at_ratio_one_N" not in found:
+            if "loss_at_ratio_one_N" not in row_sums:
                 # Without multipliers every token of a row has minus its advantage.
                 sums["loss_at_ratio_one_N"] = -self.advantage_N.double() * self.batch.trained.diff()
-        kl_loss_N = torch.where(self.kl_N, found.get("weighted_kl_N", sums["kl_N"]) * self.coef, 0.0)
+        kl_loss_N = torch.where(self.kl_N, row_sums.get("weighted_kl_N", sums["kl_N"]) * self.coef, 0.0)
         share = self.objective.surrogate.empty_share
         if share is not None and self.advantage_N is not None:
             # No token carries the term of an empty row.
@@ -411,31 +411,31 @@ class GeneralEvaluator:
             policy_weight_N=self.of_policy_N,
             counted_N=self.counted_N,
             kl_loss_N=kl_loss_N,
-            drift_N=found.get("drift_N"),
-            clipped_N=found.get("clipped_N"),
-            capped_N=found.get("capped_N"),
-            logged_N=found.get("logged_N"),
-            logits_low_sq_N=found.get("logits_low_sq_N", zero_N) if self.reference is None else None,
-            logits_sq_N=found.get("logits_sq_N"),
+            drift_N=row_sums.get("drift_N"),
+            clipped_N=row_sums.get("clipped_N"),
+            capped_N=row_sums.get("capped_N"),
+            logged_N=row_sums.get("logged_N"),
+            logits_low_sq_N=row_sums.get("logits_low_sq_N", zero_N) if self.reference is None else None,
+            logits_sq_N=row_sums.get("logits_sq_N"),
             **sums,
         )
         return tokens, None if self.kept is None else self._per_token(self.kept)
 
-    def _per_token(self, kept: Sequence[tuple[Tensor, ...]]) -> PerToken:
+    def _per_token(self, blocks: Sequence[tuple[Tensor, ...]]) -> PerToken:
         """The token values of the step, 0 where the mask is 0."""
         mask_T = self.batch.column("response_mask")
         columns = []
         for number in range(5):
             column_T = torch.zeros(self.batch.tokens, dtype=self.dtype, device=self.batch.device)
-            if kept:
-                column_T[mask_T] = torch.cat([values[number] for values in kept])
+            if blocks:
+                column_T[mask_T] = torch.cat([values[number] for values in blocks])
             columns.append(column_T)
         return PerToken(*columns)
 
 
 def token_terms(objective: Objective) -> dict[str, object]:
     """Return the fields that decide the terms of a token, beside its columns and the values of its row."""
-    return {one.name: getattr(objective, one.name) for one in fields(objective) if one.name not in BY_ROW}
+    return {field.name: getattr(objective, field.name) for field in fields(objective) if field.name not in BY_ROW}
 
 
 def _same(mine_T: Tensor | None, theirs_T: Tensor | None) -> bool:

@@ -96,7 +96,7 @@ def copies_of_steps(batches: Sequence[RolloutBatch], all_steps: RolloutBatch) ->
     if not bool(copied_N.any()):
         return copied_N, copied_N, copied_N
     copies = [(batch, *copied_rows(batch)) for batch in batches]
-    fills_N, idle_N = (torch.cat([which(*one) for one in copies]) for which in (filling, idle_copies))
+    fills_N, idle_N = (torch.cat([which(*copy) for copy in copies]) for which in (filling, idle_copies))
     return copied_N, fills_N, idle_N
 
 
@@ -109,8 +109,8 @@ def own_rows(batch: RolloutBatch, copied_N: Tensor) -> Tensor:
 
 def _numbered(key: list[Tensor]) -> tuple[Tensor, int]:
     """Number of the values that each row has in some columns, ``[N]`` int64, and how many differ."""
-    found, index_N = torch.unique(torch.stack([part.long() for part in key]), dim=1, return_inverse=True)
-    return index_N, found.shape[1]
+    distinct, index_N = torch.unique(torch.stack([part.long() for part in key]), dim=1, return_inverse=True)
+    return index_N, distinct.shape[1]
 
 
 def _bits(value_T: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ Found = TypeVar("Found")
 
 def remembered(find: Callable[[Asked], Found]) -> Callable[[Asked], Found]:
     """Remember what was found of everything that is still in use; it may not hold what it was found of."""
-    known: WeakKeyDictionary[Asked, Found] = WeakKeyDictionary()
+    cache: WeakKeyDictionary[Asked, Found] = WeakKeyDictionary()
 
     @wraps(find)
     def inner(asked: Asked) -> Found:
-        if asked not in known:
-            known[asked] = find(asked)
-        return known[asked]
+        if asked not in cache:
+            cache[asked] = find(asked)
+        return cache[asked]
 
     return inner

@@ -68,7 +68,7 @@ def _response_ends(block: TokenBlock) -> dict[str, Tensor]:
 
 def has_status(statuses: Sequence[str | None], words: Collection[str] | None, device: torch.device) -> Tensor:
     """Rows whose finish reason is one of some words, or is any word where these are None, ``[N]`` bool."""
-    is_one = {one: bool(one) and (words is None or str(one).lower() in words) for one in set(statuses)}
+    is_one = {status: bool(status) and (words is None or str(status).lower() in words) for status in set(statuses)}
     return torch.from_numpy(np.fromiter(map(is_one.__getitem__, statuses), bool, len(statuses))).to(device)
 
 

@@ -69,9 +69,9 @@ def _loss(batch: RolloutBatch, evaluation: Evaluation | None) -> Tensor | None:
 def _recorded(name: str) -> RowColumn:
     """A number of the file, as it is."""
     unit = "reward" if name.startswith("reward") else "advantage" if name == "advantage" else "1"
-    own = "logged_advantage" if name == "advantage" else name
+    column = "logged_advantage" if name == "advantage" else name
     dtype = pl.Int64 if BY_NAME[name].kind is Kind.INTEGER else pl.Float64
-    return RowColumn(own, unit, BY_NAME[name].meaning, "file", lambda batch, _: batch.per_row.get(name), dtype)
+    return RowColumn(column, unit, BY_NAME[name].meaning, "file", lambda batch, _: batch.per_row.get(name), dtype)
 
 
 def _trained(batch: RolloutBatch) -> Tensor | None:
@@ -86,11 +86,13 @@ ROW_COLUMNS: Mapping[str, RowColumn] = {
     column.name: column
     for column in (
         *RECORDED,
-        _of_batch("prompt", "hash", "the same for rows of one prompt in any step; 0: unknown", lambda one: one.prompts),
+        _of_batch(
+            "prompt", "hash", "the same for rows of one prompt in any step; 0: unknown", lambda batch: batch.prompts
+        ),
         _of_batch(
             "task", "hash", "the same for rows of one task in any step; 0: unknown", lambda x: x.per_row.get("task_id")
         ),
-        _of_batch("tokens", "tokens", "response tokens, masked ones included", lambda one: one.rows.diff()),
+        _of_batch("tokens", "tokens", "response tokens, masked ones included", lambda batch: batch.rows.diff()),
         _of_batch("trained_tokens", "tokens", "response tokens that the mask trains", _trained),
         _of_rows("score", "reward", "the reward that the estimator sees, any KL penalty included", lambda x: x.score_N),
         _of_rows("in_baseline", "bool", "the row enters baselines and scales", lambda x: x.in_baseline_N),
@@ -131,14 +133,14 @@ def row_column(
         evaluations: fix to the evaluation; `AS_CONFIGURED` is that without one.
         measured: rule to what it measured of the rows, by name.
     """
-    owner, _, own = name.partition("/") if "/" in name else ("", "", name)
+    owner, _, bare_name = name.partition("/") if "/" in name else ("", "", name)
     dtype: PolarsDataType | None = None
     if owner == "rewards":
-        x_N = batch.rewards.get(own)
+        x_N = batch.rewards.get(bare_name)
     elif owner in measured:
-        x_N = measured[owner].get(own)
-    elif own in ROW_COLUMNS:
-        column = ROW_COLUMNS[own]
+        x_N = measured[owner].get(bare_name)
+    elif bare_name in ROW_COLUMNS:
+        column = ROW_COLUMNS[bare_name]
         x_N, dtype = column.value(batch, evaluations.get(owner or AS_CONFIGURED)), column.dtype
     else:
         x_N = None

@@ -92,7 +92,7 @@ def row_parts(
     """Run the first pass for several objectives; once for those that differ only in which rows carry which term."""
     alike: list[Objective] = []
     parts: list[RowResult | None] = []
-    found = {}
+    by_name = {}
     for name, objective in objectives.items():
         bare = replace(objective, policy=Scope(), kl=Scope(), denominator=Scope(), metric=Scope())
         if bare not in alike:
@@ -100,8 +100,8 @@ def row_parts(
             alike.append(bare)
             parts.append(evaluate_rows(batch, objective, dtype) if same is None else same)
         part = parts[alike.index(bare)]
-        found[name] = None if part is None else replace(part, objective=objective)
-    return found
+        by_name[name] = None if part is None else replace(part, objective=objective)
+    return by_name
 
 
 def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> bool:
@@ -158,8 +158,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     clean = {key: torch.where(in_baseline_N, x, 0.0) for key, x in named.items()}
     over = whitening_population(batch, rule)
     scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over, first_N)
-    found = scores.shared(ESTIMATORS[rule.estimator](scores, rule))
-    value_N = _without_masked_ends(batch, found.value_N, rule)
+    advantages = scores.shared(ESTIMATORS[rule.estimator](scores, rule))
+    value_N = _without_masked_ends(batch, advantages.value_N, rule)
     if rule.whitened:
         value_N = _whitened(value_N, counted_N, over, rule)
     if rule.token_levels is not None:
@@ -175,7 +175,7 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         rejected_N=rejected_N,
         zero_std_N=equal_N,
         advantage_N=value_N,
-        baseline_N=found.baseline_N,
+        baseline_N=advantages.baseline_N,
         weight_T=weight_T,
     )
     if rule.single:
@@ -316,8 +316,8 @@ def _token_advantages(
         advantage_T[mask_T] = value_V
         return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
     groups = compared_groups(batch, objective) if rule.spec.has_groups else None
-    seen = response_scores(batch, objective, score_N, in_baseline_N, groups, dtype)
-    advantage_T = RESPONSE_ESTIMATORS[rule.estimator](seen, rule)
+    per_response = response_scores(batch, objective, score_N, in_baseline_N, groups, dtype)
+    advantage_T = RESPONSE_ESTIMATORS[rule.estimator](per_response, rule)
     if rule.whitened:
         population = whitening_population(batch, rule)
         advantage_T = whiten_every_token(

@@ -136,9 +136,9 @@ class RunTables:
 
     def lines(self, table: str, where: pl.Expr, **columns: pl.Expr) -> pl.DataFrame:
         """Read the lines of a table of which an expression is true: all columns, or these."""
-        found = self.tables[table]
-        found = found.filter(where) if isinstance(found, pl.DataFrame) else found.where(where)
-        return pl.concat([each.select(**columns) if columns else each for each in _ranges(found)], rechunk=True)
+        lines = self.tables[table]
+        lines = lines.filter(where) if isinstance(lines, pl.DataFrame) else lines.where(where)
+        return pl.concat([each.select(**columns) if columns else each for each in _ranges(lines)], rechunk=True)
 
     @property
     def steps_with_rows(self) -> int:
@@ -225,11 +225,11 @@ class RunTables:
         assert not isinstance(turns, pl.DataFrame)
         functions = [name for name in rows.names if name.startswith("rewards/")] if "rewards" in reads else []
         reads = [*(name for name in reads if name != "rewards"), *functions]
-        known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
+        sources = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
         of_turns = {name: name for name in EMPTY_TURNS.columns} | {name: f"{rule}/{name}" for name in adds_turns}
-        own = rows.select(known), logged.where(is_own), tables["audit"], steps, turns.select(of_turns)
-        return RunTables(*own, rule=rule, shown=self._shown)
+        selected = rows.select(sources), logged.where(is_own), tables["audit"], steps, turns.select(of_turns)
+        return RunTables(*selected, rule=rule, shown=self._shown)
 
     def by_step(self, *metrics: str) -> pl.DataFrame:
         """Return one line a step with a column for each of some metrics, null where the step has none."""
@@ -263,9 +263,9 @@ class RunTables:
             kept.append(lines.join(shown, on=STEP_KEY, how="semi", maintain_order="left"))
             others = lines.join(shown, on=STEP_KEY, how="anti", maintain_order="left")
             sums = others.group_by(pl.col("step") // BLOCK, "split", "name", "key", maintain_order=True)
-            found = sums.agg(value=value.sum(), most=value.max()).with_columns(step=pl.lit(None, pl.Int64))
+            added = sums.agg(value=value.sum(), most=value.max()).with_columns(step=pl.lit(None, pl.Int64))
             is_largest = pl.col("name").is_in(list(largest))
-            rest.append(found.select(*STEP_KEY, "name", "key", value=pl.when(is_largest).then("most").otherwise(value)))
+            rest.append(added.select(*STEP_KEY, "name", "key", value=pl.when(is_largest).then("most").otherwise(value)))
         return pl.concat([*kept, *rest], rechunk=True)
 
 
@@ -295,10 +295,10 @@ def metrics_frame(keys: Sequence["StepKey"], values: Sequence[Mapping[str, float
         values: of each of them, by name.
     """
     columns = {
-        "step": [key.step for key, found in zip(keys, values, strict=True) for _ in found],
-        "split": [key.split for key, found in zip(keys, values, strict=True) for _ in found],
+        "step": [key.step for key, metrics in zip(keys, values, strict=True) for _ in metrics],
+        "split": [key.split for key, metrics in zip(keys, values, strict=True) for _ in metrics],
         "metric": list(chain.from_iterable(values)),
-        "logged": list(chain.from_iterable(found.values() for found in values)),
+        "logged": list(chain.from_iterable(metrics.values() for metrics in values)),
     }
     frame = pl.DataFrame(columns, schema=EMPTY_METRICS.schema, strict=False).drop_nulls("logged")
     return compact(frame.sort(*STEP_KEY, "metric", maintain_order=True))
@@ -335,9 +335,9 @@ def joined(parts: Sequence[pl.DataFrame], order: pl.Series | None) -> pl.DataFra
 
     def put_together(name: str) -> pl.Series:
         pieces = [
-            part.drop_in_place(name) if name in own else pl.repeat(None, size, eager=True).alias(name)
-            for part, size, own in zip(parts, sizes, names, strict=True)
-            if size or name in own
+            part.drop_in_place(name) if name in part_names else pl.repeat(None, size, eager=True).alias(name)
+            for part, size, part_names in zip(parts, sizes, names, strict=True)
+            if size or name in part_names
         ]
         column = _one_series(pieces)
         return column if order is None else column[order]
@@ -375,16 +375,16 @@ def _one_series(pieces: Sequence[pl.Series]) -> pl.Series:
 
 def compact(columns: Iterable[pl.Series]) -> pl.DataFrame:
     """Return a frame in which each column of one value, or of nulls alone, is stored as this value."""
-    kept: list[pl.Series] = []
+    compacted: list[pl.Series] = []
     terms: list[str | pl.Expr] = []
     for column in columns:
         # The first one says how many rows there are.
-        if kept and _is_constant(column):
+        if compacted and _is_constant(column):
             terms.append(_literal(column.name, column.dtype, column[0], repr(column[0])))
         else:
-            kept.append(column)
+            compacted.append(column)
             terms.append(column.name)
-    return pl.DataFrame(kept).select(terms)
+    return pl.DataFrame(compacted).select(terms)
 
 
 @lru_cache(2**12)

@@ -39,8 +39,8 @@ class TablePart(Protocol):
 
 def index_of(lines: pl.DataFrame) -> pl.DataFrame:
     """Return where the lines of each step are in a sorted frame, ``step, split, start, count``."""
-    found = lines.select(*STEP_KEY).with_row_index("start").group_by(STEP_KEY, maintain_order=True)
-    return found.agg(start=pl.first("start").cast(pl.Int64), count=pl.len().cast(pl.Int64))
+    grouped = lines.select(*STEP_KEY).with_row_index("start").group_by(STEP_KEY, maintain_order=True)
+    return grouped.agg(start=pl.first("start").cast(pl.Int64), count=pl.len().cast(pl.Int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,8 @@ class FramePart:
 
     def read(self, names: Sequence[str], start: int, count: int, where: pl.Expr | None = None) -> pl.DataFrame:
         """Return some columns of lines that follow one another; all of them in no memory of their own."""
-        found = self.frame.slice(start, count)
-        return (found if where is None else found.filter(where)).select(names)
+        span = self.frame.slice(start, count)
+        return (span if where is None else span.filter(where)).select(names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +100,10 @@ class StepsTable:
             parts: of which no two have lines of one step, but for few.
             schemas: columns and types in the order in which the columns are to be; by default as in the parts.
         """
-        each = [_INDEX, *(one.index.with_columns(part=pl.lit(place)) for place, one in enumerate(parts))]
-        distinct = dict.fromkeys(tuple(one.items()) for one in (*schemas, *(part.schema for part in parts)))
+        each = [_INDEX, *(part.index.with_columns(part=pl.lit(place)) for place, part in enumerate(parts))]
+        distinct = dict.fromkeys(tuple(schema.items()) for schema in (*schemas, *(part.schema for part in parts)))
         least, key = TABLES[table]
-        empty = pl.concat([least, *(pl.DataFrame(schema=dict(one)) for one in distinct)], how="diagonal_relaxed")
+        empty = pl.concat([least, *(pl.DataFrame(schema=dict(schema)) for schema in distinct)], how="diagonal_relaxed")
         return cls(tuple(parts), pl.concat(each).sort(*STEP_KEY, maintain_order=True), empty.schema, key)
 
     @property
@@ -156,10 +156,10 @@ class StepsTable:
         """Read the columns, sorted by step and split, and by row or name."""
         if self.columns is None:
             return self._read(list(self.schema))
-        known = {name: full for name, full in self.columns.items() if full in self.schema}
-        found = self._read(list(dict.fromkeys(known.values())))
+        stored = {name: full for name, full in self.columns.items() if full in self.schema}
+        frame = self._read(list(dict.fromkeys(stored.values())))
         null = pl.lit(None, pl.Float64)
-        return found.select(**{name: pl.col(known[name]) if name in known else null for name in self.columns})
+        return frame.select(**{name: pl.col(stored[name]) if name in stored else null for name in self.columns})
 
     def _read(self, names: Sequence[str]) -> pl.DataFrame:
         schema = {name: self.schema[name] for name in names}
@@ -177,14 +177,14 @@ class StepsTable:
             index = self.index.filter(part=place)
             if not len(index):
                 continue
-            known, start = [name for name in names if name in part.schema], int(index["start"][0])
+            stored, start = [name for name in names if name in part.schema], int(index["start"][0])
             count = int(index["start"][-1] + index["count"][-1]) - start
-            found, is_all = part.read(known, start, count, self.chosen), count == index["count"].sum()
+            frame, is_all = part.read(stored, start, count, self.chosen), count == index["count"].sum()
             if not is_all and self.chosen is not None:
-                found = found.join(index, on=STEP_KEY, how="semi", maintain_order="left")
+                frame = frame.join(index, on=STEP_KEY, how="semi", maintain_order="left")
             elif not is_all:
-                found = compact(found[_expanded(index) - start].iter_columns())
-            yield found
+                frame = compact(frame[_expanded(index) - start].iter_columns())
+            yield frame
 
 
 def _expanded(index: pl.DataFrame) -> np.ndarray:

@@ -73,7 +73,7 @@ def is_within_groups(objective: Objective) -> bool:
     rule = objective.advantage
     if RowSet.PADDING in objective.baseline_rows.without:
         return False
-    return all(one.name in WITHIN_GROUPS and WITHIN_GROUPS[one.name](rule) for one in fields(rule))
+    return all(field.name in WITHIN_GROUPS and WITHIN_GROUPS[field.name](rule) for field in fields(rule))
 
 
 def is_within_rows(objective: Objective) -> bool:
@@ -113,16 +113,16 @@ class StepsTogether:
 
     def rows(self, objective: Objective) -> list[Evaluation] | None:
         """Evaluate the rows alone; None where each step has to be evaluated by itself."""
-        found = self._at_step(objective)
-        if found is None or not is_within_groups(found):
+        at_step = self._at_step(objective)
+        if at_step is None or not is_within_groups(at_step):
             return None
         try:
-            part = evaluate_rows(self.batch, found, self._dtype)
+            part = evaluate_rows(self.batch, at_step, self._dtype)
         except CannotComputeError:
             return None
         if part is None or part.weight_T is not None:
             return None
-        return self._cut(Evaluation(self.batch, found, part, None, self._dtype))
+        return self._cut(Evaluation(self.batch, at_step, part, None, self._dtype))
 
     def whole(self, objectives: Mapping[str, Objective], per_token: Collection[str] = ()) -> SharedPass | None:
         """Evaluate rows and tokens; None where each step has to be evaluated by itself.
@@ -132,39 +132,39 @@ class StepsTogether:
             per_token: names of those whose token values are kept.
         """
         at_step = {name: self._at_step(objective) for name, objective in objectives.items()}
-        known = {name: one for name, one in at_step.items() if one is not None}
-        if not known or len(known) < len(objectives) or not all(map(self._can_share, known.values())):
+        shared = {name: objective for name, objective in at_step.items() if objective is not None}
+        if not shared or len(shared) < len(objectives) or not all(map(self._can_share, shared.values())):
             return None
-        with_tokens = {self.batch.has(*loss_columns(one)) for one in known.values()}
+        with_tokens = {self.batch.has(*loss_columns(objective)) for objective in shared.values()}
         if len(with_tokens) > 1:
             return None
-        is_within = all(map(is_within_groups, known.values()))
+        is_within = all(map(is_within_groups, shared.values()))
         try:
-            parts = self._row_parts(known, is_within=is_within)
+            parts = self._row_parts(shared, is_within=is_within)
             if parts is None:
                 return None
             passed = token_pass(self.batch, parts, self._dtype, per_token) if True in with_tokens else {}
         except CannotComputeError:
             # What cannot be computed may be so of one step alone.
             return None
-        found = {}
+        evaluations = {}
         for name, part in parts.items():
-            sums, kept = passed.get(name, (None, None))
-            found[name] = Evaluation(self.batch, known[name], part, sums, self._dtype, kept)
+            sums, token_values = passed.get(name, (None, None))
+            evaluations[name] = Evaluation(self.batch, shared[name], part, sums, self._dtype, token_values)
 
         @cache
         def cut(name: str) -> list[Evaluation]:
-            return self._cut(found[name], keeps_whole=is_within)
+            return self._cut(evaluations[name], keeps_whole=is_within)
 
         def of_step(place: int) -> Mapping[str, Evaluation]:
-            return OnDemand(found, lambda name: cut(name)[place])
+            return OnDemand(evaluations, lambda name: cut(name)[place])
 
-        return SharedPass(found, [of_step(place) for place in range(len(self.batches))])
+        return SharedPass(evaluations, [of_step(place) for place in range(len(self.batches))])
 
     def can_be_joined(self, objectives: Mapping[str, Objective]) -> bool:
         """Return True if evaluations of the steps, made one by one, can be joined."""
         at_step = [self._at_step(objective) for objective in objectives.values()]
-        return all(one is not None and not in_separate_batches(self.batch, one) for one in at_step)
+        return all(objective is not None and not in_separate_batches(self.batch, objective) for objective in at_step)
 
     def join(self, each: Sequence[Mapping[str, Evaluation]]) -> SharedPass:
         """Join the evaluations of the steps, made one by one: for whoever wants rows of all of them at once.
@@ -173,27 +173,27 @@ class StepsTogether:
             each: those of each step by the name of the objective; `can_be_joined` holds of these.
         """
         layout = layout_of(self.batch, separate=False)
-        found = {}
+        evaluations = {}
         for name, first in each[0].items():
             ones = [evaluations[name] for evaluations in each]
-            rows = [one.rows for one in ones if one.rows is not None]
-            tokens = [replace(one.tokens, layout=layout) for one in ones if one.tokens is not None]
-            found[name] = Evaluation(
+            rows = [evaluation.rows for evaluation in ones if evaluation.rows is not None]
+            tokens = [replace(evaluation.tokens, layout=layout) for evaluation in ones if evaluation.tokens is not None]
+            evaluations[name] = Evaluation(
                 self.batch,
                 first.objective,
                 _joined(rows) if rows else None,
                 _joined(tokens) if tokens else None,
                 first.dtype,
             )
-        return SharedPass(found, each)
+        return SharedPass(evaluations, each)
 
     def _at_step(self, objective: Objective) -> Objective | None:
         """The objective of all steps; None where it changes from step to step, or is not known of one."""
         try:
-            found = [objective.at_step(logged) for logged in (self._logged if objective.changes_by_step else ({},))]
+            by_step = [objective.at_step(logged) for logged in (self._logged if objective.changes_by_step else ({},))]
         except CannotComputeError:
             return None
-        return found[0] if all(one == found[0] for one in found[1:]) else None
+        return by_step[0] if all(other == by_step[0] for other in by_step[1:]) else None
 
     def _can_share(self, objective: Objective) -> bool:
         scopes = objective.policy, objective.kl, objective.denominator, objective.metric
@@ -211,33 +211,33 @@ class StepsTogether:
             able = {name: part for name, part in parts.items() if part is not None}
             return able if len(able) == len(objectives) and not _has_weights(able) else None
         by_step = [row_parts(batch, objectives, self._dtype) for batch in self.batches]
-        found = {}
+        by_name = {}
         for name in objectives:
             pieces = [part for parts in by_step if (part := parts[name]) is not None]
             if len(pieces) < len(by_step) or any(_has_weights({name: piece}) for piece in pieces):
                 return None
-            found[name] = _joined(pieces)
-        return found
+            by_name[name] = _joined(pieces)
+        return by_name
 
-    def _cut(self, whole: Evaluation, *, keeps_whole: bool = True) -> list[Evaluation]:
+    def _cut(self, evaluation: Evaluation, *, keeps_whole: bool = True) -> list[Evaluation]:
         """The evaluation of each step."""
-        part, sums, kept = whole.rows, whole.tokens, whole.per_token
+        part, sums, token_values = evaluation.rows, evaluation.tokens, evaluation.per_token
         sizes, nothing = [len(batch) for batch in self.batches], [None] * len(self.batches)
         of_rows = nothing if part is None else _cut(part, sizes)
-        per_token = nothing if kept is None else _cut(kept, [batch.tokens for batch in self.batches])
+        per_token = nothing if token_values is None else _cut(token_values, [batch.tokens for batch in self.batches])
         of_tokens: Sequence[TokenSums | None] = nothing
         if sums is not None:
             layouts = self._layouts_of(sums.layout)
-            of_tokens = [replace(one, layout=layout) for one, layout in zip(_cut(sums, sizes), layouts, strict=True)]
+            of_tokens = [replace(part, layout=layout) for part, layout in zip(_cut(sums, sizes), layouts, strict=True)]
         return [
             Evaluation(
                 batch,
-                whole.objective,
+                evaluation.objective,
                 its_rows,
                 its_tokens,
-                whole.dtype,
+                evaluation.dtype,
                 its_per_token,
-                whole=(whole, rows) if keeps_whole else None,
+                whole=(evaluation, rows) if keeps_whole else None,
             )
             for batch, rows, its_rows, its_tokens, its_per_token in zip(
                 self.batches, self._rows, of_rows, of_tokens, per_token, strict=True
@@ -253,18 +253,18 @@ class StepsTogether:
 
 def _cut(record: Record, sizes: list[int]) -> list[Record]:
     """Cut a record of values per row, or per token, into records of so many of them each, one after another."""
-    values = {one.name: getattr(record, one.name) for one in fields(record)}
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
     # A split makes all views in one call; slices take several times as long.
     parts: dict[str, Any] = {name: torch.split(x, sizes) for name, x in values.items() if isinstance(x, Tensor)}
-    return [replace(record, **dict(zip(parts, own, strict=True))) for own in zip(*parts.values(), strict=True)]
+    return [replace(record, **dict(zip(parts, part, strict=True))) for part in zip(*parts.values(), strict=True)]
 
 
 def _joined(records: Sequence[Record]) -> Record:
     """Join records of values per row, or per token, one after another."""
     values: dict[str, Any] = {
-        one.name: torch.cat([getattr(record, one.name) for record in records])
-        for one in fields(records[0])
-        if isinstance(getattr(records[0], one.name), Tensor)
+        field.name: torch.cat([getattr(record, field.name) for record in records])
+        for field in fields(records[0])
+        if isinstance(getattr(records[0], field.name), Tensor)
     }
     return replace(records[0], **values)
 

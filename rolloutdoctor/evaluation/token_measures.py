@@ -204,8 +204,8 @@ class TokenMeasures:
             self._reset()
             for rows, tokens in cut(batch, block_tokens) if len(batch) else [(slice(0, 0), slice(0, 0))]:
                 self.visit(TokenBlock(batch, rows, tokens))
-        known: dict[tuple[int, ...], Tensor] = {}
-        return {name: _joined(blocks, known) for name, blocks in self._found.items()}
+        cache: dict[tuple[int, ...], Tensor] = {}
+        return {name: _joined(blocks, cache) for name, blocks in self._found.items()}
 
 
 def measured_on_demand(
@@ -218,25 +218,25 @@ def measured_on_demand(
         batch: the step, or several that were joined.
         at_once: all are made when the first is asked for, in one pass; else each by itself.
     """
-    found: dict[str, Mapping[str, Tensor]] = {}
+    measured: dict[str, Mapping[str, Tensor]] = {}
 
     def made(name: str) -> Mapping[str, Tensor]:
-        if name not in found:
-            found.update(TokenMeasures(measures if at_once else {name: measures[name]}).finish(batch))
-        return found[name]
+        if name not in measured:
+            measured.update(TokenMeasures(measures if at_once else {name: measures[name]}).finish(batch))
+        return measured[name]
 
     return OnDemand(measures, made)
 
 
-def _joined(blocks: Sequence[Mapping[str, Tensor]], known: dict[tuple[int, ...], Tensor]) -> dict[str, Tensor]:
+def _joined(blocks: Sequence[Mapping[str, Tensor]], cache: dict[tuple[int, ...], Tensor]) -> dict[str, Tensor]:
     """Join the values of the blocks; those that several measures return are joined once."""
     if len(blocks) == 1:
         return dict(blocks[0])
-    found = {}
+    columns = {}
     for name in blocks[0] if blocks else {}:
         parts = [block[name] for block in blocks]
         key = tuple(map(id, parts))
-        if key not in known:
-            known[key] = torch.cat(parts)
-        found[name] = known[key]
-    return found
+        if key not in cache:
+            cache[key] = torch.cat(parts)
+        columns[name] = cache[key]
+    return columns

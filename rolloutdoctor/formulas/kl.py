@@ -97,8 +97,8 @@ def term(
     if inside is not None and not bounds_ratio:
         derivative, inside = torch.where(inside, derivative, 0.0), None
     if ratio is not None:
-        own = (derivative + value).mul_(ratio) if gather is None else ratio * derivative + gather(ratio * value)
-        value, derivative = ratio * value, own
+        slope = (derivative + value).mul_(ratio) if gather is None else ratio * derivative + gather(ratio * value)
+        value, derivative = ratio * value, slope
     if inside is not None:
         derivative = torch.where(inside, derivative, 0.0)
     if clamp is not None:

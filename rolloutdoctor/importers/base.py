@@ -188,15 +188,15 @@ def stored_name(options: ImportOptions, column: str, default: str) -> str:
     return options.columns.get(column, default)
 
 
-def only_columns(importer: str, options: ImportOptions, known: Sequence[str]) -> None:
+def only_columns(importer: str, options: ImportOptions, columns: Sequence[str]) -> None:
     """Refuse a mapping that an importer would ignore.
 
     Raises:
-        UsageError: if a column is mapped that is not in `known`.
+        UsageError: if a column is mapped that is not in `columns`.
     """
     for column in options.columns:
-        if column not in known:
-            able = f"only {', '.join(known)} can be mapped there" if known else "nothing can be mapped there"
+        if column not in columns:
+            able = f"only {', '.join(columns)} can be mapped there" if columns else "nothing can be mapped there"
             raise UsageError(
                 f"--map {column}={options.columns[column]}: the importer {importer} knows its columns; {able}, "
                 "and --from mapped reads any column"

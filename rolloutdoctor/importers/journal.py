@@ -45,9 +45,9 @@ class RecordingJournal:
         for journal in journals:
             self._tell(journal, sink)
             for table in journal.tables(schema):
-                kept = _without(table, left_out)
-                if len(kept):
-                    sink.write({name: kept[name] for name in kept.column_names})
+                remaining = _without(table, left_out)
+                if len(remaining):
+                    sink.write({name: remaining[name] for name in remaining.column_names})
             for table in journal.logs():
                 for row in table.to_pylist():
                     sink.log(row["step"], row["split"], {row["name"]: row["value"]})
@@ -64,13 +64,13 @@ class RecordingJournal:
 
 
 def _keys(journal: Journal) -> Keys:
-    found: Keys = set()
+    keys: Keys = set()
     for table in journal.tables():
         if not {"step", "split"}.issubset(table.column_names):
             raise InputError(f"{journal.source.name}: rows without step and split; no recorder writes that")
         pairs = table.group_by(["step", "split"]).aggregate([])
-        found.update(zip(pairs["step"].to_pylist(), pairs["split"].to_pylist(), strict=True))
-    return found
+        keys.update(zip(pairs["step"].to_pylist(), pairs["split"].to_pylist(), strict=True))
+    return keys
 
 
 def metadata_of(journals: Sequence[Journal]) -> RunMetadata:

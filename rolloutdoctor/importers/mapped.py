@@ -41,10 +41,10 @@ class MappedTable:
         first = lines.first_object(files[0]) if files else None
         if first is None:
             return None
-        known = _where(first, {}, files[0].name, strict=False)
-        if "step" not in known or not known.keys() & {"reward", "policy_log_probs", "old_log_probs", "advantage"}:
+        places = _where(first, {}, files[0].name, strict=False)
+        if "step" not in places or not places.keys() & {"reward", "policy_log_probs", "old_log_probs", "advantage"}:
             return None
-        return f"JSON Lines with {', '.join(sorted(known))}"
+        return f"JSON Lines with {', '.join(sorted(places))}"
 
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order given."""
@@ -90,36 +90,36 @@ def _wanted(where: dict[str, Place], options: base.ImportOptions) -> dict[str, P
 
 def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *, strict: bool) -> dict[str, Place]:
     """Find each column in the first row: as mapped, else by its name, else by an alias."""
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for column in COLUMNS:
         if column.name in mapping:
             path = mapping[column.name]
             if value_at(body, path) is None and path not in body:
-                given = constant(path)
-                if given is not None:
-                    found[column.name] = given
+                literal = constant(path)
+                if literal is not None:
+                    places[column.name] = literal
                     continue
                 names = list(body)
                 have = ", ".join(names[:20])
                 raise SchemaError(
                     f"{file}: --map {column.name}={path}: no such field{nearest(path, names)} (it has {have})"
                 )
-            found[column.name] = path
+            places[column.name] = path
             continue
         names = [name for name in (column.name, *column.aliases) if name in body and name not in mapping.values()]
         fits = [name for name in names if _fits(column.kind, body[name])]
         if fits:
-            found[column.name] = fits[0]
-    if strict and "step" not in found:
+            places[column.name] = fits[0]
+    if strict and "step" not in places:
         raise SchemaError(f"{file}: no step; {advice(body, mapping)}")
     updates = [name for name in _OF_AN_UPDATE if name in body]
-    of_rows = {column for column in found if column not in ("step", "reward", "split")}
+    of_rows = {column for column in places if column not in ("step", "reward", "split")}
     if strict and updates and not of_rows:
         raise SchemaError(
             f"{file}: a log of numbers, with {' and '.join(updates)}, and no rollouts: its rewards are means; "
             "check it without --map and --from, or map a group_id if each row is a response"
         )
-    return found
+    return places
 
 
 def fields_of(body: Mapping[str, object]) -> dict[str, str]:
@@ -145,10 +145,10 @@ def advice(body: Mapping[str, object], mapped: Collection[str] = ()) -> str:
     'say where the columns are, such as --map step=0 --map reward=info.score (it has prompt, info.score)'
     """
     fields = dict(_flat(body, ""))
-    known = _where(body, {}, "", strict=False)
+    places = _where(body, {}, "", strict=False)
     words = []
     for column, likely in _LIKELY.items():
-        if column in known or column in mapped:
+        if column in places or column in mapped:
             continue
         fitting = [name for name, value in fields.items() if _is_plain(value, column)]
         guess = next((name for part in likely for name in fitting if part in name.lower()), None)
@@ -230,5 +230,5 @@ def _files(path: Path, endings: tuple[str, ...]) -> list[Path]:
         return [path] if path.suffix in endings else []
     from rolloutdoctor.importers.logs.table import kind_of
 
-    found = folders.listed(path, lambda entry: entry.suffix in endings and ".metrics." not in entry.name)
-    return [each for each in found if kind_of(each) is None]
+    files = folders.listed(path, lambda entry: entry.suffix in endings and ".metrics." not in entry.name)
+    return [each for each in files if kind_of(each) is None]

@@ -85,12 +85,12 @@ def value_at(body: Mapping[str, object], path: str) -> object:
     """Return the value of a field, or at a path such as ``info.score``; None if there is none."""
     if path in body:
         return body[path]
-    here: object = body
+    node: object = body
     for part in path.split("."):
-        if not isinstance(here, dict) or part not in here:
+        if not isinstance(node, dict) or part not in node:
             return None
-        here = here[part]
-    return here
+        node = node[part]
+    return node
 
 
 def cell(name: str, value: object, where: str) -> object:

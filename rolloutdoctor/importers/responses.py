@@ -66,8 +66,8 @@ class ResponseList:
             return None
         if "step" not in where and isinstance(row, dict) and any(_OF_STEPS.search(name) for name in row):
             return None
-        what = "rollouts" if "step" in where else "responses without a step"
-        return f"{'JSON Lines' if is_lines else 'a JSON list'} of {what}, with {', '.join(sorted(where))}"
+        content = "rollouts" if "step" in where else "responses without a step"
+        return f"{'JSON Lines' if is_lines else 'a JSON list'} of {content}, with {', '.join(sorted(where))}"
 
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Write the rows of all files as one batch, or under their steps."""
@@ -91,9 +91,9 @@ def _write(
     rows: Sequence[tuple[dict[str, object], str]], where: Mapping[str, str], file: Source, sink: base.RunSink
 ) -> None:
     """Write the rows of a file, with the steps and groups that they have or are given."""
-    given: dict[str, list[object]] = {}
+    extra: dict[str, list[object]] = {}
     if "step" not in where:
-        given["step"] = [_STEP] * len(rows)
+        extra["step"] = [_STEP] * len(rows)
         sink.note(f"{file.name}: nothing says a step: its {len(rows):,} responses are read as one batch")
     if "group_id" not in where:
         groups = _groups(rows)
@@ -103,7 +103,7 @@ def _write(
                 "one prompt is not tested; record a group_id"
             )
         else:
-            given["group_id"] = list(groups)
+            extra["group_id"] = list(groups)
             sink.note(f"{file.name}: responses to equal prompts are read as one group")
     for start in range(0, len(rows), _CHUNK_ROWS):
         part = rows[start : start + _CHUNK_ROWS]
@@ -111,7 +111,7 @@ def _write(
             name: [cell(name, _value(name, value_at(body, place)), f"{at}: {place}") for body, at in part]
             for name, place in where.items()
         }
-        columns |= {name: values[start : start + len(part)] for name, values in given.items()}
+        columns |= {name: values[start : start + len(part)] for name, values in extra.items()}
         sink.write_from(file, columns)
 
 
@@ -131,12 +131,12 @@ def _groups(rows: Sequence[tuple[dict[str, object], str]]) -> list[int] | None:
 
 def _where(row: Mapping[str, object]) -> dict[str, str]:
     """The columns of an object: by their names, else as people call them."""
-    found = {name: place for name, place in fields_of(row).items() if BY_NAME[name].kind is not Kind.NAMED_NUMBERS}
+    places = {name: place for name, place in fields_of(row).items() if BY_NAME[name].kind is not Kind.NAMED_NUMBERS}
     for name, spellings in _SPELLINGS.items():
-        if name not in found:
+        if name not in places:
             place = next((each for each in spellings if each in row and _fits(name, row[each])), None)
-            found |= {} if place is None else {name: place}
-    return found
+            places |= {} if place is None else {name: place}
+    return places
 
 
 def _fits(name: str, value: object) -> bool:
@@ -169,8 +169,8 @@ def _rows(file: Source, sink: base.RunSink) -> Iterator[tuple[dict[str, object],
 def _of_document(file: Source) -> list[object]:
     raw = read_small_bytes(file.path, name=file.name, expected="write JSON Lines", most=_LARGEST)
     body = lines.document(raw)
-    found = body if isinstance(body, list) else _list_in(body)
-    return found if isinstance(found, list) else []
+    rows = body if isinstance(body, list) else _list_in(body)
+    return rows if isinstance(rows, list) else []
 
 
 def _list_in(body: object) -> object:

@@ -48,17 +48,17 @@ def _rows(path: Path) -> Sequence[object]:
 
 def _rewards(rows: Sequence[object]) -> list[float]:
     """Return the rewards of rows that are counted one by one and show the beginning of a response; none of others."""
-    found: list[float] = []
+    rewards: list[float] = []
     start: int | None = None
     for place, row in enumerate(rows):
-        if not isinstance(row, dict) or (own := without_excerpts(row)) is row or (step := step_of(own)) is None:
+        if not isinstance(row, dict) or (cells := without_excerpts(row)) is row or (step := step_of(cells)) is None:
             return []
         start = step - place if start is None else start
-        reward = _reward(own)
+        reward = _reward(cells)
         if step != start + place or reward is None:
             return []
-        found.append(reward)
-    return found
+        rewards.append(reward)
+    return rewards
 
 
 def _reward(row: Mapping[str, object]) -> float | None:

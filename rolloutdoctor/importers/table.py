@@ -30,8 +30,8 @@ def find(name: str) -> Importer:
     for importer in IMPORTERS:
         if importer.name == name:
             return importer
-    known = [importer.name for importer in IMPORTERS]
-    raise UsageError(f"--from {name}: no such importer{nearest(name, known)} (known: {', '.join(known)})")
+    names = [importer.name for importer in IMPORTERS]
+    raise UsageError(f"--from {name}: no such importer{nearest(name, names)} (known: {', '.join(names)})")
 
 
 def detect(path: Path) -> tuple[Importer, str] | None:

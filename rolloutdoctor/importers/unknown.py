@@ -65,7 +65,7 @@ def _lacks(path: Path) -> str:
     lacks = "no line has a step and two numbers of it, as `step 3 | loss 0.5 | reward 0.2` has"
     if not again:
         return lacks
-    label = min(again, key=lambda one: _OF_SEVERAL.search(one) is None)
+    label = min(again, key=lambda text: _OF_SEVERAL.search(text) is None)
     return f"{lacks}; {label!r} has a number in {times[label]:,} lines, and no step: print it on the same line"
 
 
@@ -91,9 +91,9 @@ def _last_error(path: Path) -> str:
     """Return the last error that a text shows, with the first line of its message; empty if it shows none."""
     last = ending(path)
     first = next((at for at, line in enumerate(last) if TRACEBACK in line), len(last))
-    found = [match for line in last[first:] if (match := _ERROR.fullmatch(line)) is not None]
-    own = [match for match in found if not match[1].endswith(_OF_LAUNCHERS)] or found
-    return ": ".join(filter(None, own[-1].groups())).strip() if own else ""
+    matches = [match for line in last[first:] if (match := _ERROR.fullmatch(line)) is not None]
+    errors = [match for match in matches if not match[1].endswith(_OF_LAUNCHERS)] or matches
+    return ": ".join(filter(None, errors[-1].groups())).strip() if errors else ""
 
 
 def _of_text(path: Path, begins: str, error: str, also: Callable[[Path], str]) -> str:
@@ -112,7 +112,7 @@ def not_understood(path: Path, also: Callable[[Path], str] = lambda path: "") ->
     """
     if path.is_dir():
         inside = sorted(path.glob("*.jsonl"))[:_LOOKED_AT]
-        return next((f"{one.name} there is {words}" for one in inside if (words := _of_another(one))), None)
+        return next((f"{entry.name} there is {words}" for entry in inside if (words := _of_another(entry))), None)
     if not path.is_file():
         return None
     if (responses := described(path)) is not None:
@@ -143,8 +143,8 @@ def not_understood(path: Path, also: Callable[[Path], str] = lambda path: "") ->
     if (error := _last_error(path)) or is_text:
         return _of_text(path, line.strip(), error, also)
     have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    what = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"
-    return f"a CSV with the columns {have}: {what}; {KNOWN}"
+    content = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"
+    return f"a CSV with the columns {have}: {content}; {KNOWN}"
 
 
 def only_file(folder: Path, also: Callable[[Path], str]) -> str | None:

@@ -48,10 +48,10 @@ class RunMetadata:
     @property
     def dropped_steps(self) -> frozenset[tuple[int, str]]:
         """Step and split of the rows that a recorder let go."""
-        found = self.recording.get("dropped_steps", ())
-        pairs = found if isinstance(found, list) else []
-        known = [pair for pair in pairs if isinstance(pair, list) and [*map(type, pair)] == [int, str]]
-        return frozenset((step, split) for step, split in known)
+        recorded = self.recording.get("dropped_steps", ())
+        pairs = recorded if isinstance(recorded, list) else []
+        valid = [pair for pair in pairs if isinstance(pair, list) and [*map(type, pair)] == [int, str]]
+        return frozenset((step, split) for step, split in valid)
 
     @property
     def splits_unknown(self) -> bool:
@@ -73,14 +73,14 @@ class RunMetadata:
     @property
     def world_size(self) -> int:
         """Return the number of ranks that recorded; 0 if unknown."""
-        found = self.recording.get("world_size")
-        return found if type(found) is int and 0 < found <= _MOST_RANKS else 0
+        recorded = self.recording.get("world_size")
+        return recorded if type(recorded) is int and 0 < recorded <= _MOST_RANKS else 0
 
     @property
     def ranks(self) -> frozenset[int]:
         """The ranks whose rows the file holds; empty if nothing says."""
-        found = self.recording.get("ranks")
-        return frozenset(rank for rank in found if type(rank) is int) if isinstance(found, list) else frozenset()
+        recorded = self.recording.get("ranks")
+        return frozenset(rank for rank in recorded if type(rank) is int) if isinstance(recorded, list) else frozenset()
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -90,8 +90,8 @@ class RunMetadata:
     @property
     def token_text(self) -> Mapping[int, str]:
         """The text of the token ids that the run uses, as far as the file holds it."""
-        found = self.recording.get("token_text")
-        pairs = found.items() if isinstance(found, dict) else ()
+        recorded = self.recording.get("token_text")
+        pairs = recorded.items() if isinstance(recorded, dict) else ()
         return {int(name): text for name, text in pairs if name.isdecimal() and isinstance(text, str)}
 
     def encode(self) -> dict[bytes, bytes]:
@@ -107,7 +107,7 @@ class RunMetadata:
         if self.origins:
             body["origins"] = dict(self.origins)
         if self.settings:
-            body["settings"] = [asdict(one) for one in self.settings]
+            body["settings"] = [asdict(setting) for setting in self.settings]
         return {METADATA_KEY.encode(): json.dumps(body, sort_keys=True).encode()}
 
     @classmethod
@@ -156,21 +156,21 @@ def encoded_notes(notes: Sequence[str]) -> dict[bytes, bytes]:
     return {_NOTES_KEY: json.dumps(list(notes)).encode()} if notes else {}
 
 
-def _settings(found: object) -> tuple[RunSetting, ...]:
-    tables = found if isinstance(found, list) else []
-    known = [one for one in tables if isinstance(one, dict) and one.keys() == RunSetting.__annotations__.keys()]
+def _settings(recorded: object) -> tuple[RunSetting, ...]:
+    tables = recorded if isinstance(recorded, list) else []
+    valid = [table for table in tables if isinstance(table, dict) and table.keys() == RunSetting.__annotations__.keys()]
     words = [
-        {name: str(one[name])[:_LONGEST] for name in ("name", "title", "origin")} for one in known[:_MOST_SETTINGS]
+        {name: str(table[name])[:_LONGEST] for name in ("name", "title", "origin")} for table in valid[:_MOST_SETTINGS]
     ]
-    return tuple(RunSetting(value=one["value"], **each) for one, each in zip(known, words, strict=False))
+    return tuple(RunSetting(value=table["value"], **each) for table, each in zip(valid, words, strict=False))
 
 
 def _notes(raw: bytes | None) -> tuple[str, ...]:
     try:
-        found = json.loads(raw or b"[]")
+        decoded = json.loads(raw or b"[]")
     except (ValueError, RecursionError):
         return ()
-    notes = found if isinstance(found, list) else []
+    notes = decoded if isinstance(decoded, list) else []
     return tuple(str(note)[:_LONGEST_NOTE] for note in notes[:_MOST_NOTES] if isinstance(note, str))
 
 
@@ -186,7 +186,7 @@ def of_ranks(ranks: Iterable[int], world_size: int) -> dict[str, object]:
 
 def joined_ranks(files: Iterable[RunMetadata]) -> dict[str, object]:
     """Return what several files together say of ranks; empty if one of them does not say."""
-    known = list(files)
-    if not all(one.world_size for one in known):
+    parts = list(files)
+    if not all(part.world_size for part in parts):
         return {}
-    return of_ranks(frozenset().union(*(one.ranks for one in known)), max(one.world_size for one in known))
+    return of_ranks(frozenset().union(*(part.ranks for part in parts)), max(part.world_size for part in parts))

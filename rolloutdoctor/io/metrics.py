@@ -105,8 +105,8 @@ class LoggedMetrics:
 
     def _numbers(self) -> dict[str, list[float]]:
         values: dict[str, list[float]] = {}
-        for found in self._values.values():
-            for name, value in found.items():
+        for metrics in self._values.values():
+            for name, value in metrics.items():
                 values.setdefault(name, []).append(value)
         return values
 
@@ -125,29 +125,31 @@ class LoggedMetrics:
             instant: names of metrics that are of the logged step alone.
             is_made_once: tells those that are made once for a generated batch.
         """
-        lines = {key.step: found for key, found in self._values.items() if key.split == TRAIN}
-        values = {key: found for key, found in self._values.items() if key.split != TRAIN}
+        lines = {key.step: metrics for key, metrics in self._values.items() if key.split == TRAIN}
+        values = {key: metrics for key, metrics in self._values.items() if key.split != TRAIN}
         windows: tuple[Window, ...] = ()
-        others = {name for found in lines.values() for name in found if name not in instant}
+        others = {name for metrics in lines.values() for name in metrics if name not in instant}
         if interval > 1:
             windows = windows_of(
-                {step: {name: found[name] for name in found if name in others} for step, found in lines.items()},
+                {step: {name: metrics[name] for name in metrics if name in others} for step, metrics in lines.items()},
                 interval,
                 span,
                 is_made_once,
             )
-        for step, found in lines.items():
-            kept = {name: value for name, value in found.items() if name in instant}
+        for step, metrics in lines.items():
+            line_values = {name: value for name, value in metrics.items() if name in instant}
             if interval == 1:
                 # Of more steps than there are lines one is missing, whatever an option says of their number.
                 served = [lines.get(step + later, {}) for later in range(min(span, len(lines) + 1))]
-                kept |= {name: found[name] for name in found if is_made_once(name)}
-                kept |= {
-                    name: math.fsum(one[name] for one in served) / span
-                    for name in others.difference(kept)
-                    if all(name in one for one in served)
+                line_values |= {name: metrics[name] for name in metrics if is_made_once(name)}
+                line_values |= {
+                    name: math.fsum(line[name] for line in served) / span
+                    for name in others.difference(line_values)
+                    if all(name in line for line in served)
                 }
-            values[StepKey(step, TRAIN)] = {name: kept[name] for name in (*found, *kept) if name in kept}
+            values[StepKey(step, TRAIN)] = {
+                name: line_values[name] for name in (*metrics, *line_values) if name in line_values
+            }
         left = frozenset(others) if interval > 1 else frozenset[str]()
         digits = self.digits() if span == 1 else of_means(self.digits(), self._numbers())
         return LoggedMetrics(values, left, windows, digits, self.lines)
@@ -158,18 +160,18 @@ class LoggedMetrics:
 
     def at_steps(self, steps: Sequence[int]) -> "LoggedMetrics":
         """Return these metrics, whose lines are numbered from 1, under other steps; an evaluation stays at its line."""
-        return LoggedMetrics({StepKey(steps[key.step], key.split): found for key, found in self._values.items()})
+        return LoggedMetrics({StepKey(steps[key.step], key.split): metrics for key, metrics in self._values.items()})
 
     def with_values(self, more: Mapping[StepKey, Mapping[str, float]]) -> "LoggedMetrics":
         """Return these metrics with further values of some steps."""
         if not more:
             return self
-        values = {key: {**found, **more.get(key, {})} for key, found in self._values.items()}
-        found = LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines)
-        found.total_steps, found.counted_steps = self.total_steps, self.counted_steps
-        found.environment, found.begins = self.environment, self.begins
-        found.part, found.others = self.part, self.others
-        return found
+        values = {key: {**metrics, **more.get(key, {})} for key, metrics in self._values.items()}
+        log = LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines)
+        log.total_steps, log.counted_steps = self.total_steps, self.counted_steps
+        log.environment, log.begins = self.environment, self.begins
+        log.part, log.others = self.part, self.others
+        return log
 
     def __contains__(self, key: StepKey) -> bool:
         return key in self._values
@@ -187,9 +189,9 @@ def values_by_step(
     again. A note says so where the values differ.
     """
     values: dict[StepKey, dict[str, float]] = {}
-    for key, found in entries:
+    for key, metrics in entries:
         of_step = values.setdefault(key, {})
-        for name, value in found.items():
+        for name, value in metrics.items():
             if value is None:
                 continue
             before = of_step.get(name, value)
@@ -248,12 +250,12 @@ def joined(tables: Sequence[LoggedMetrics]) -> LoggedMetrics:
         for name in more:
             sources.setdefault(name, []).append(table)
     shared = {name: logs for name, logs in sources.items() if len(logs) > 1}
-    whole = LoggedMetrics(values)
+    joined_log = LoggedMetrics(values)
     if not shared:
-        return whole
-    digits = dict(whole.digits())
+        return joined_log
+    digits = dict(joined_log.digits())
     for name, logs in shared.items():
-        either = [found for log in (*logs, whole) for found in log.digits().get(name, ())]
+        either = [form for log in (*logs, joined_log) for form in log.digits().get(name, ())]
         if either:
             digits[name] = tuple(dict.fromkeys(either))
     return LoggedMetrics(values, digits=digits)
@@ -264,14 +266,14 @@ def without_excerpts(tables: Sequence[LoggedMetrics]) -> list[LoggedMetrics]:
     steps = [
         {name: {key for key in table.steps() if name in table.at(key)} for name in table.names()} for table in tables
     ]
-    found = []
-    for table, own in zip(tables, steps, strict=True):
-        lesser = {name for name in own if any(own[name] < other.get(name, set()) for other in steps)}
+    remaining = []
+    for table, own_steps in zip(tables, steps, strict=True):
+        lesser = {name for name in own_steps if any(own_steps[name] < other.get(name, set()) for other in steps)}
         values = {
             key: {name: value for name, value in table.at(key).items() if name not in lesser} for key in table.steps()
         }
-        found.append(LoggedMetrics(values) if lesser else table)
-    return found
+        remaining.append(LoggedMetrics(values) if lesser else table)
+    return remaining
 
 
 def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
@@ -284,21 +286,21 @@ def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
     """
     if len(tables) < 2:
         return
-    seen: dict[tuple[StepKey, str], dict[float, list[int]]] = {}
+    by_value: dict[tuple[StepKey, str], dict[float, list[int]]] = {}
     for number, (second, other) in enumerate(tables):
         differing = set[int]()
         for key in other.steps():
             for name, value in other.at(key).items():
-                before = seen.setdefault((key, name), {})
+                before = by_value.setdefault((key, name), {})
                 if before and (value not in before or len(before) > 1):
                     differing.update(*(numbers for its, numbers in before.items() if its != value))
                 before.setdefault(value, []).append(number)
-        for first, one in (tables[place] for place in sorted(differing)):
-            found = contradiction(one, other)
-            if found is not None:
-                key, name = found
+        for first, log in (tables[place] for place in sorted(differing)):
+            conflict = contradiction(log, other)
+            if conflict is not None:
+                key, name = conflict
                 raise SeveralRunsError(
-                    f"{first} and {second} are not of one run: {name} at step {key.step} is {one.at(key)[name]:g} in "
+                    f"{first} and {second} are not of one run: {name} at step {key.step} is {log.at(key)[name]:g} in "
                     f"the first and {other.at(key)[name]:g} in the second; give one of them, or check them with --each"
                 )
 
@@ -310,33 +312,36 @@ _MOST_COMPARED = 1_000_000
 """Pairs of lines."""
 
 
-def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None:
+def steps_of_lines(log: LoggedMetrics, other: LoggedMetrics) -> list[int] | None:
     """Return the step of each line of a log that counts its lines, by a log that holds the same lines with their steps.
 
     Without a progress bar a console says no step, so that its lines count from 1 whatever lies between two of them.
 
     Returns:
-        The step before the first line, and of each line; None if `one` does not count from 1 or `other` does, or if
+        The step before the first line, and of each line; None if `log` does not count from 1 or `other` does, or if
         their lines differ.
     """
-    count = max(one.lines, default=0)
+    count = max(log.lines, default=0)
     # Where all lines have steps of their own nothing is compared, however many logs there are.
-    if count < _FEWEST_LINES or not one.counts_lines or other.counts_lines:
+    if count < _FEWEST_LINES or not log.counts_lines or other.counts_lines:
         return None
-    own, interval = sorted(other.lines), other.interval(TRAIN)
-    if interval is None or any(key.step > count for key in one.steps()):
+    other_steps, interval = sorted(other.lines), other.interval(TRAIN)
+    if interval is None or any(key.step > count for key in log.steps()):
         return None
-    digits = one.digits(), other.digits()
+    digits = log.digits(), other.digits()
     compared = 0
-    for first in range(len(own) - _FEWEST_LINES + 1):
-        length = min(count, len(own) - first)
+    for first in range(len(other_steps) - _FEWEST_LINES + 1):
+        length = min(count, len(other_steps) - first)
         for place in range(length):
             compared += 1
-            lines = one.at(StepKey(place + 1, TRAIN)), other.at(StepKey(own[first + place], TRAIN))
+            lines = log.at(StepKey(place + 1, TRAIN)), other.at(StepKey(other_steps[first + place], TRAIN))
             if not _agree(*lines, digits):
                 break
         else:
-            steps = [own[first - 1] if first else max(own[0] - interval, 0), *own[first : first + length]]
+            steps = [
+                other_steps[first - 1] if first else max(other_steps[0] - interval, 0),
+                *other_steps[first : first + length],
+            ]
             return steps + [steps[-1] + interval * further for further in range(1, count - length + 1)]
         # Where lines repeat themselves each begins as the others do; and no step is theirs for sure.
         if compared > _MOST_COMPARED:
@@ -352,24 +357,24 @@ def _agree(
     return any(mine[name] % 1 > 0 for name in shared) and not any(_differ(name, mine, its, digits) for name in shared)
 
 
-def contradiction(one: LoggedMetrics, other: LoggedMetrics) -> tuple[StepKey, str] | None:
+def contradiction(left: LoggedMetrics, right: LoggedMetrics) -> tuple[StepKey, str] | None:
     """Return where two logs of one run would contradict each other; None where they may be of one.
 
     A log that was rounded, on a console, contradicts none by its digits.
     """
-    shared = [key for key in one.steps() if key in other]
-    if len(shared) <= _RESUMED * min(len(one.steps()), len(other.steps())):
+    shared = [key for key in left.steps() if key in right]
+    if len(shared) <= _RESUMED * min(len(left.steps()), len(right.steps())):
         return None
-    return next(((key, name) for key, name, _, _ in differences(one, other)), None)
+    return next(((key, name) for key, name, _, _ in differences(left, right)), None)
 
 
-def differences(one: LoggedMetrics, other: LoggedMetrics) -> Iterator[tuple[StepKey, str, float, float]]:
+def differences(left: LoggedMetrics, right: LoggedMetrics) -> Iterator[tuple[StepKey, str, float, float]]:
     """Yield where two logs have values of one metric that differ by more than their rounding, in the order of steps."""
-    for key in one.steps():
-        mine, its = one.at(key), other.at(key)
+    for key in left.steps():
+        mine, its = left.at(key), right.at(key)
         # Mostly all are the same, and what they were rounded to need not be known.
         for name in sorted(name for name in mine.keys() & its.keys() if mine[name] != its[name]):
-            if _differ(name, mine, its, (one.digits(), other.digits())):
+            if _differ(name, mine, its, (left.digits(), right.digits())):
                 yield key, name, mine[name], its[name]
 
 
@@ -415,8 +420,8 @@ def _check_schema(schema: pa.Schema, names: list[str], file: str) -> None:
         if names.count(name) != 1:
             if name == "split" and not names.count(name):
                 continue
-            found = "two columns are called" if names.count(name) else "no column"
-            raise SchemaError(f"{file}: {found} {name}; logged metrics have the columns {', '.join(METRIC_COLUMNS)}")
+            problem = "two columns are called" if names.count(name) else "no column"
+            raise SchemaError(f"{file}: {problem} {name}; logged metrics have the columns {', '.join(METRIC_COLUMNS)}")
         type_ = schema.field(name).type
         value_type = type_.value_type if types.is_dictionary(type_) else type_
         is_text = types.is_string(value_type) or types.is_large_string(value_type) or types.is_string_view(value_type)

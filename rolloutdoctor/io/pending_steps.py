@@ -96,7 +96,7 @@ class PendingSteps:
         tokens = dict(chunk.tokens)
         for name, values in chunk.tokens.items():
             if values is not None and chunk.lengths is not None:
-                found = empty(int(chunk.lengths.sum()), values.numpy().dtype)
-                found.view(np.uint8).data[:] = self._file.read(found.nbytes)
-                tokens[name] = torch.from_numpy(found)
+                array = empty(int(chunk.lengths.sum()), values.numpy().dtype)
+                array.view(np.uint8).data[:] = self._file.read(array.nbytes)
+                tokens[name] = torch.from_numpy(array)
         return replace(chunk, tokens=tokens)

@@ -114,7 +114,7 @@ class ReaderNotes:
     def _of_cells(self, file: str, by_name: Mapping[str, _Cells]) -> Iterable[str]:
         numbers = self._read.get(file, set())
         parts = {name: cells for name, cells in by_name.items() if name in numbers}
-        whole = {name: cells for name, cells in by_name.items() if name not in numbers}
+        unnumbered = {name: cells for name, cells in by_name.items() if name not in numbers}
         if parts:
             words = [
                 f"{cells.count:,} {'cell' if cells.count == 1 else 'cells'} of {name} ({cells.place}: {cells.text})"
@@ -122,16 +122,20 @@ class ReaderNotes:
             ]
             is_one = sum(cells.count for cells in parts.values()) == 1
             yield f"{file}: {_some(words)} {'is no number and is' if is_one else 'are no numbers and are'} left out"
-        if whole:
-            words = [f"no cell of {name} is a number ({cells.place}: {cells.text})" for name, cells in whole.items()]
+        if unnumbered:
+            words = [
+                f"no cell of {name} is a number ({cells.place}: {cells.text})" for name, cells in unnumbered.items()
+            ]
             yield f"{file}: not read, as {_some(words)}"
 
 
 def _of_repeats(file: str, repeats: _Repeats) -> str:
     keys = list(repeats.steps)
     named = [f"{key.step}" + (f" ({key.split})" if key.split != TRAIN else "") for key in keys]
-    what = f"step {named[0]} is" if len(keys) == 1 else f"steps {_some(named)} are"
-    return f"{file}: {what} there twice with other values ({repeats.first}; the last counts): a run that was resumed?"
+    subject = f"step {named[0]} is" if len(keys) == 1 else f"steps {_some(named)} are"
+    return (
+        f"{file}: {subject} there twice with other values ({repeats.first}; the last counts): a run that was resumed?"
+    )
 
 
 def _some(words: list[str]) -> str:

@@ -60,19 +60,19 @@ def open_run(
         InputError: if nothing is found, a file cannot be read, or two files are not of one run.
         SchemaError: if a file's columns break the contract.
     """
-    found = expand(paths)
-    if found.journals:
+    sources = expand(paths)
+    if sources.journals:
         raise InputError(
-            f"{found.journals[0].name}: a recording that was not closed; make a run file of it (export --what run)"
+            f"{sources.journals[0].name}: a recording that was not closed; make a run file of it (export --what run)"
         )
-    files = [read_footer(source, trainer, aliases) for source in found.files]
+    files = [read_footer(source, trainer, aliases) for source in sources.files]
     metadata = agreed_metadata(files)
-    if len(found.files) > 1 and len(found.metrics) > 1:
-        check_one_log([(source.name, read_metrics([source])) for source in found.metrics])
+    if len(sources.files) > 1 and len(sources.metrics) > 1:
+        check_one_log([(source.name, read_metrics([source])) for source in sources.metrics])
     notes = ReaderNotes()
     for note in (note for file in files for note in file.metadata.notes):
         notes(note)
-    return Run(files, metadata, read_metrics(found.metrics, notes), origins, found.metrics, notes)
+    return Run(files, metadata, read_metrics(sources.metrics, notes), origins, sources.metrics, notes)
 
 
 class Run(Displayed):
@@ -177,13 +177,13 @@ class Run(Displayed):
         wanted = ColumnSelection.of(columns, self.columns)
         if self.metrics_only:
             return self._empty_batches(steps, split)
-        found = self._stream(
+        batches = self._stream(
             ReadRequest(wanted, steps or StepRange(), split, dtype), progress or (lambda done, total: None)
         )
         if not self.dropped:
-            return found
+            return batches
         # What the other ranks have of such a step is not the step.
-        return (batch for batch in found if (batch.step, batch.split) not in self.dropped)
+        return (batch for batch in batches if (batch.step, batch.split) not in self.dropped)
 
     def __repr__(self) -> str:
         """Summarise the run in a line."""
@@ -217,7 +217,7 @@ class Run(Displayed):
         if self.metrics_only:
             steps = [key.step for key in self.metrics.steps()]
             return (min(steps), max(steps)) if steps else None
-        return min(found.low for found in self._index), max(found.high for found in self._index)
+        return min(row_group.low for row_group in self._index), max(row_group.high for row_group in self._index)
 
     def _empty_batches(self, steps: StepRange | None, split: str | None) -> "Iterator[RolloutBatch]":
         import torch
@@ -242,13 +242,13 @@ class Run(Displayed):
         """Cut `steps` into at most `count` ranges that hold about equally many rows, as far as row groups tell."""
         wanted = steps or StepRange()
         weights: dict[int, float] = {}
-        for found in self._index:
-            if found.may_hold(wanted, split):
+        for row_group in self._index:
+            if row_group.may_hold(wanted, split):
                 # Where only the ends are known, the rows are taken to be spread evenly between them.
-                points = min(found.high - found.low + 1, count)
+                points = min(row_group.high - row_group.low + 1, count)
                 for point in range(points):
-                    step = found.low + (found.high - found.low) * (2 * point + 1) // (2 * points)
-                    weights[step] = weights.get(step, 0.0) + found.rows / points
+                    step = row_group.low + (row_group.high - row_group.low) * (2 * point + 1) // (2 * points)
+                    weights[step] = weights.get(step, 0.0) + row_group.rows / points
         inside = sorted((step, weight) for step, weight in weights.items() if step in wanted)
         total, before = sum(weight for _, weight in inside), 0.0
         cuts: list[int] = []
@@ -276,30 +276,30 @@ class Run(Displayed):
         ranges = self.step_ranges(steps, split, count)
         starts = [each.start or 0 for each in ranges]
         held: list[list[RowGroup]] = [[] for _ in ranges]
-        for found in self._index:
-            first = max(0, bisect_right(starts, found.low) - 1)
-            for place in range(first, bisect_right(starts, found.high)):
-                if found.may_hold(ranges[place], split):
-                    held[place].append(found)
+        for row_group in self._index:
+            first = max(0, bisect_right(starts, row_group.low) - 1)
+            for place in range(first, bisect_right(starts, row_group.high)):
+                if row_group.may_hold(ranges[place], split):
+                    held[place].append(row_group)
         return [(each, self._reading(groups)) for each, groups in zip(ranges, held, strict=True)]
 
     def _reading(self, row_groups: Sequence[RowGroup]) -> "Run":
         """The run, of which only these row groups are read."""
         # Without a row there is still a file, or it would be a run of logged metrics alone.
-        numbers = sorted({found.file for found in row_groups}) or list(range(len(self._files)))[:1]
+        numbers = sorted({row_group.file for row_group in row_groups}) or list(range(len(self._files)))[:1]
         place = {number: at for at, number in enumerate(numbers)}
         part = copy.copy(self)
         part._files = tuple(_anchored(self._files[number]) for number in numbers)
         part._origins, part._beside, part.incomplete = (), (), {}
         part.files = tuple(file.name for file in part._files) or self.files[:1]
-        part.rows = sum(found.rows for found in row_groups)
-        part._index = tuple(replace(found, file=place[found.file]) for found in row_groups)
+        part.rows = sum(row_group.rows for row_group in row_groups)
+        part._index = tuple(replace(row_group, file=place[row_group.file]) for row_group in row_groups)
         return part
 
     def size(self, steps: StepRange | None = None, split: str | None = None) -> int:
         """Count the tokens or rows, as `unit` says, of the row groups that may hold these steps."""
         wanted = steps or StepRange()
-        return sum(found.size(self.unit) for found in self._index if found.may_hold(wanted, split))
+        return sum(row_group.size(self.unit) for row_group in self._index if row_group.may_hold(wanted, split))
 
     def decoded_bytes(self) -> int:
         """About how many bytes the row groups take once they are decoded, from the footers."""
@@ -307,8 +307,8 @@ class Run(Displayed):
 
     def largest_row_group(self) -> int:
         """Bytes of the largest row group once it is decoded, from the footers."""
-        found = self._index
-        return max((_decoded(self._files[each.file], each.group) for each in found), default=0)
+        index = self._index
+        return max((_decoded(self._files[each.file], each.group) for each in index), default=0)
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -330,8 +330,8 @@ class Run(Displayed):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Paths of what the run was read from: its files or the dump, folders of it too, and logged metrics."""
-        given = (*self._origins, *(file.source for file in self._files), *self._beside)
-        return tuple(source.path for source in given)
+        sources = (*self._origins, *(file.source for file in self._files), *self._beside)
+        return tuple(source.path for source in sources)
 
     def texts(
         self, rows: Mapping[StepKey, Collection[int]], names: Sequence[str] = ("prompt", "response")
@@ -342,23 +342,25 @@ class Run(Displayed):
             rows: step and split to numbers of rows in the batch of that step.
             names: of the columns.
         """
-        found: dict[tuple[StepKey, int], dict[str, object]] = {}
+        texts: dict[tuple[StepKey, int], dict[str, object]] = {}
         names = [name for name in names if name in self.columns]
-        seen = dict.fromkeys(rows, 0)
+        offsets = dict.fromkeys(rows, 0)
         for number, file in enumerate(self._files if names else ()):
-            here = [one for one in self._index if one.file == number and _holds_any(one, rows)]
-            if not here:
+            row_groups = [
+                row_group for row_group in self._index if row_group.file == number and _holds_any(row_group, rows)
+            ]
+            if not row_groups:
                 continue
             with file.opened() as opened:
-                for row_group in here:
+                for row_group in row_groups:
                     at: dict[int, tuple[StepKey, int]] = {}
                     for key, places in keys_of(opened, row_group.group, row_group.numbers):
                         if key in rows:
-                            inside = (row for row in rows[key] if seen[key] <= row < seen[key] + len(places))
-                            at.update((int(places[row - seen[key]]), (key, row)) for row in inside)
-                            seen[key] += len(places)
-                    found.update(_texts_at(opened, row_group.group, names, at))
-        return found
+                            inside = (row for row in rows[key] if offsets[key] <= row < offsets[key] + len(places))
+                            at.update((int(places[row - offsets[key]]), (key, row)) for row in inside)
+                            offsets[key] += len(places)
+                    texts.update(_texts_at(opened, row_group.group, names, at))
+        return texts
 
     @cached_property
     def _index(self) -> tuple[RowGroup, ...]:
@@ -421,14 +423,14 @@ def agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
     if not speaking:
         return RunMetadata()
     first = speaking[0]
-    said = _statements(first.metadata)
+    statements = _statements(first.metadata)
     for other in speaking[1:]:
         says = _statements(other.metadata)
-        for option in [*said, *(option for option in says if option not in said)]:
-            if said.get(option, _UNSET) != says.get(option, _UNSET):
+        for option in [*statements, *(option for option in says if option not in statements)]:
+            if statements.get(option, _UNSET) != says.get(option, _UNSET):
                 raise SeveralRunsError(
                     f"{first.name} and {other.name} are not of one run: {option} is "
-                    f"{said.get(option, _UNSET)} in the first and {says.get(option, _UNSET)} in the second; "
+                    f"{statements.get(option, _UNSET)} in the first and {says.get(option, _UNSET)} in the second; "
                     "give one of them, or check them with --each"
                 )
     recording = {key: value for key, value in first.metadata.recording.items() if key not in ("ranks", "world_size")}
@@ -439,5 +441,5 @@ _UNSET = "not set"
 
 
 def _statements(metadata: RunMetadata) -> dict[str, str]:
-    said = {"trainer": metadata.trainer, "trainer_version": metadata.trainer_version, **metadata.config}
-    return {option: json.dumps(value, sort_keys=True) for option, value in said.items() if value is not None}
+    statements = {"trainer": metadata.trainer, "trainer_version": metadata.trainer_version, **metadata.config}
+    return {option: json.dumps(value, sort_keys=True) for option, value in statements.items() if value is not None}

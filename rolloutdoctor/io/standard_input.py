@@ -25,8 +25,8 @@ def standard_input() -> Iterator[str]:
     with scratch_folder() as folder:
         path = folder / "standard-input"
         try:
-            with path.open("wb") as kept:
-                shutil.copyfileobj(sys.stdin.buffer, kept, 2**20)
+            with path.open("wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy, 2**20)
         except OSError as error:
             raise InputError(f"standard input: {error.strerror or error}; name the file instead") from None
         if not path.stat().st_size:

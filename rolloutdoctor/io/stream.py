@@ -92,8 +92,8 @@ def read_steps(
         partial_step: called with a batch that goes without a column that some of its rows have.
         several_files: rows without a name are named by their file, too.
     """
-    plan = [found for found in row_groups if found.may_hold(request.steps, request.split)]
-    total = sum(found.size(unit) for found in plan)
+    plan = [row_group for row_group in row_groups if row_group.may_hold(request.steps, request.split)]
+    total = sum(row_group.size(unit) for row_group in plan)
     missing = {key: count for key, count in count_rows(files, plan).items() if key in request}
     names = (*KEY_COLUMNS, *request.wanted.names)
     with (
@@ -155,17 +155,17 @@ def _slices(
             if number not in opened:
                 if len(opened) == MOST_OPEN_FILES:
                     opened.pop(next(iter(opened)))[0].close()
-                own = stack.enter_context(ExitStack())
-                opened[number] = own, own.enter_context(files[number].opened())
-            first, rows = together[0].first_row, sum(found.rows for found in together)
-            size = sum(found.size(unit) for found in together)
+                file_stack = stack.enter_context(ExitStack())
+                opened[number] = file_stack, file_stack.enter_context(files[number].opened())
+            first, rows = together[0].first_row, sum(row_group.rows for row_group in together)
+            size = sum(row_group.size(unit) for row_group in together)
             start = 0
-            for table in opened[number][1].slices([found.group for found in together], names, SLICE_TOKENS):
+            for table in opened[number][1].slices([row_group.group for row_group in together], names, SLICE_TOKENS):
                 stop = start + table.num_rows
-                found = [_Slice(number, range(first + start, first + stop), table, done + size * stop // rows)]
+                slices = [_Slice(number, range(first + start, first + stop), table, done + size * stop // rows)]
                 # No reference may be left in this frame: a column may go while the next slice is decoded.
                 del table
-                yield found.pop()
+                yield slices.pop()
                 start = stop
             done += size
 
@@ -174,15 +174,15 @@ def _gathered(plan: Sequence[RowGroup], files: Sequence[RunFile]) -> Iterator[li
     """Gather small row groups that follow each other in a file, up to a slice: none costs calls of its own."""
     together: list[RowGroup] = []
     values = size = 0
-    for found in plan:
-        chunks = files[found.file].chunks[found.group]
+    for row_group in plan:
+        chunks = files[row_group.file].chunks[row_group.group]
         most, held = max(chunk.values for chunk in chunks), sum(chunk.uncompressed for chunk in chunks)
-        follows = together and together[-1].file == found.file and together[-1].numbers.stop == found.first_row
+        follows = together and together[-1].file == row_group.file and together[-1].numbers.stop == row_group.first_row
         if not (follows and values + most <= SLICE_TOKENS and size + held <= _SLICE_BYTES):
             if together:
                 yield together
             together, values, size = [], 0, 0
-        together.append(found)
+        together.append(row_group)
         values, size = values + most, size + held
     if together:
         yield together

@@ -30,9 +30,9 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         *("true_reward", "true_score", "ground_truth_reward"),
     ),
     "correctness": tuple(
-        f"{name}{made}"
+        f"{name}{suffix}"
         for name in ("correctness", "correctness_reward", "reward_correctness", "correctness_score")
-        for made in ("", "_f", "_fn", "_func")
+        for suffix in ("", "_f", "_fn", "_func")
     ),
     "reward_std": ("reward_std", "std_reward", "rewards_std", "rollout_reward_std", "total_rewards_std"),
     "zero_variance_share": (
@@ -90,7 +90,9 @@ _AROUND = re.compile(
 """What says that a number is a mean, of the training, or whose: ``skyrl.ai/grad_norm``."""
 
 _IN_PERCENT = re.compile(r"(?<![a-z])(?:pct|percent)(?![a-z])")
-_SHARES = frozenset(name for name, one in BY_NAME.items() if one.definition.startswith("share")) - {"accuracy"}
+_SHARES = frozenset(name for name, quantity in BY_NAME.items() if quantity.definition.startswith("share")) - {
+    "accuracy"
+}
 """Quantities that are compared with numbers between 0 and 1: in percent they would be a hundred times as large."""
 
 _BRACKETED = re.compile(r"([^()]{1,100}?)_?\(([^()]{1,100})\)?")
@@ -184,7 +186,7 @@ def generic(name: str) -> MetricName | None:
     # Words in brackets say the name again, or add to it: ``Mean Return (Reward)``.
     bracketed = _BRACKETED.fullmatch(lower)
     parts = (lower, *(() if bracketed is None else bracketed.groups()))
-    quantity = next((found for one in parts if (found := _spelled(one)) is not None), None)
+    quantity = next((spelled for part in parts if (spelled := _spelled(part)) is not None), None)
     if quantity is None and is_held_out(name):
         # Its loss is not that of the training.
         of = _bare(_OF_MANY.sub("", _HELD_OUT.sub("", name.lower())).replace("-", "_"))

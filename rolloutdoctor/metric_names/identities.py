@@ -101,7 +101,7 @@ class Identity:
         >>> Identity("a = b", "", since="1.0", each_step=True).conditions()
         'from 1.0; of lines of one step; '
         """
-        found = [
+        conditions = [
             f"from {self.since}" if self.since else "",
             "" if self.exact else "but at the edge of float32",
             "of lines of one step" if self.each_step else "",
@@ -109,7 +109,7 @@ class Identity:
             *(f"with {name} = {value}" for name, value in self.when.items()),
             f"without {self.without}*" if self.without else "",
         ]
-        return "".join(f"{one}; " for one in found if one)
+        return "".join(f"{condition}; " for condition in conditions if condition)
 
     def relations_in(self, logged: Collection[str]) -> Iterator[Relation]:
         """Yield the relations between metrics that a log has.
@@ -119,16 +119,18 @@ class Identity:
         """
         if self.without and any(name.startswith(self.without) for name in logged):
             return
-        for one in self._relations:
-            if one.sign == "within":
-                (term,) = one.right
+        for relation in self._relations:
+            if relation.sign == "within":
+                (term,) = relation.right
                 names = sorted(name for name in logged if _stem(term.metric, name) is not None)
-                one = replace(one, right=tuple(replace(term, metric=name) for name in names))
-                found = [one] if names else []
+                relation = replace(relation, right=tuple(replace(term, metric=name) for name in names))
+                relations = [relation] if names else []
             else:
-                stems = _stems(one, logged)
-                found = [] if self.alone and len(stems) > 1 else [_bound(one, stem, logged) for stem in stems]
-            yield from (each for each in found if all(not term.metric or term.metric in logged for term in each.terms))
+                stems = _stems(relation, logged)
+                relations = [] if self.alone and len(stems) > 1 else [_bound(relation, stem, logged) for stem in stems]
+            yield from (
+                each for each in relations if all(not term.metric or term.metric in logged for term in each.terms)
+            )
 
     @cached_property
     def _relations(self) -> tuple[Relation, ...]:
@@ -140,21 +142,21 @@ class Identity:
 
 def terms_of(side: str) -> tuple[Term, ...]:
     """Read the terms of a side."""
-    found = []
+    terms = []
     for bracket, sign, factor, option, name in _TERM.findall(side):
         value = -float(factor or 1) if sign == "-" else float(factor or 1)
         constant = name.replace(".", "", 1).isdigit()
-        found.append(Term("", value * float(name)) if constant else Term(name, value, option, bool(bracket)))
-    return tuple(found)
+        terms.append(Term("", value * float(name)) if constant else Term(name, value, option, bool(bracket)))
+    return tuple(terms)
 
 
 def _words(terms: tuple[Term, ...]) -> str:
-    found = []
+    words = []
     for term in terms:
         number = f"{abs(term.factor):g}" if abs(term.factor) != 1 or not term.metric else ""
         option = "/".join(name.rpartition(".")[2].partition("|")[0] for name in term.option.split("/"))
-        found += ["-" if term.factor < 0 else "+", " * ".join(filter(None, (number, option, term.metric)))]
-    return " ".join(found[found[:1] == ["+"] :])
+        words += ["-" if term.factor < 0 else "+", " * ".join(filter(None, (number, option, term.metric)))]
+    return " ".join(words[words[:1] == ["+"] :])
 
 
 def _stem(pattern: str, name: str) -> str | None:

@@ -39,8 +39,8 @@ class MetricName:
     @cached_property
     def spellings(self) -> tuple[tuple[str, str, str], ...]:
         """Text before the star, the star, and text after it, with what stands in brackets and without."""
-        found = re.sub(r"[][]", "", self.pattern), re.sub(r"\[[^]]*\]", "", self.pattern)
-        return tuple(one.partition("*") for one in dict.fromkeys(found))
+        patterns = re.sub(r"[][]", "", self.pattern), re.sub(r"\[[^]]*\]", "", self.pattern)
+        return tuple(spelling.partition("*") for spelling in dict.fromkeys(patterns))
 
     def matches(self, name: str) -> bool:
         """Tell whether a logged name is this metric's.
@@ -80,8 +80,8 @@ class MetricName:
 @cache
 def ordered(release: str) -> tuple[int, ...]:
     """Return the leading numbers of a release, which are in the order of releases; none for an empty one."""
-    found = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", release)
-    numbers = [int(part) for part in found[1].split(".")] if found else []
+    match = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", release)
+    numbers = [int(part) for part in match[1].split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

@@ -156,4 +156,4 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("step_time", "step time", "s", "time of the step"),
 )
 
-BY_NAME = {one.name: one for one in QUANTITIES}
+BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}

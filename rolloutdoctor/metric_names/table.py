@@ -90,8 +90,8 @@ def find(trainer: str) -> tuple[MetricName, ...]:
     """
     name = SAME.get(trainer, trainer)
     if name not in TRAINERS:
-        known = [*TRAINERS, *SAME]
-        raise UsageError(f"no metric names of {trainer!r} (known: {', '.join(known)}){nearest(trainer, known)}")
+        names = [*TRAINERS, *SAME]
+        raise UsageError(f"no metric names of {trainer!r} (known: {', '.join(names)}){nearest(trainer, names)}")
     return TRAINERS[name]
 
 
@@ -125,21 +125,21 @@ def understood(
         return _with_total(names, _agreed(names))
     # Where a metric has its own name, another order of its words is none.
     by_rank = sorted(sorted(names, reverse=True), key=lambda name: name in _literal())
-    known = {one: name for name in by_rank for _, one in _owners(name)}
-    found: dict[str, tuple[str, MetricName]] = {}
-    for one in table:
-        if one in known and (release is None or one.logged_at(release)):
-            found.setdefault(one.quantity, (known[one], one))
+    logged_as = {metric: name for name in by_rank for _, metric in _owners(name)}
+    by_quantity: dict[str, tuple[str, MetricName]] = {}
+    for metric in table:
+        if metric in logged_as and (release is None or metric.logged_at(release)):
+            by_quantity.setdefault(metric.quantity, (logged_as[metric], metric))
     # A loop of one's own may share some names with a trainer; beside any trainer one may print what is one's own.
-    own = {known[one] for one in table if one in known}
-    more = _agreed([name for name in names if name not in own])
-    is_own = trainer is None or not found
-    beside = {
+    own_names = {logged_as[metric] for metric in table if metric in logged_as}
+    more = _agreed([name for name in names if name not in own_names])
+    is_own = trainer is None or not by_quantity
+    others = {
         quantity: each
         for quantity, each in more.items()
-        if quantity not in found and (is_own or quantity in _OF_ANY_TRAINER)
+        if quantity not in by_quantity and (is_own or quantity in _OF_ANY_TRAINER)
     }
-    return _with_total(names, _with_stand_ins(found | beside))
+    return _with_total(names, _with_stand_ins(by_quantity | others))
 
 
 _TOTALS = (
@@ -154,7 +154,9 @@ _PROXY = "proxy"
 """The same beside what it stands for, the gold reward."""
 
 
-def _with_total(names: Collection[str], found: dict[str, tuple[str, MetricName]]) -> dict[str, tuple[str, MetricName]]:
+def _with_total(
+    names: Collection[str], by_quantity: dict[str, tuple[str, MetricName]]
+) -> dict[str, tuple[str, MetricName]]:
     """Add the reward that a function of this name gave, where no other name tells it.
 
     >>> understood(["loss", "rewards/json/mean", "rewards/reward/mean"])["reward"][0]
@@ -164,11 +166,11 @@ def _with_total(names: Collection[str], found: dict[str, tuple[str, MetricName]]
     >>> understood(["proxy", "gold", "kl"])["reward"][0], understood(["proxy", "kl"]).get("reward")
     ('proxy', None)
     """
-    known = (*_TOTALS, _PROXY) if "gold_reward" in found else _TOTALS
-    total = next((name for name in known if name in names), "")
-    if "reward" in found or not total:
-        return found
-    return {"reward": (total, MetricName(total, "reward", BY_NAME["reward"].definition, ""))} | found
+    totals = (*_TOTALS, _PROXY) if "gold_reward" in by_quantity else _TOTALS
+    total = next((name for name in totals if name in names), "")
+    if "reward" in by_quantity or not total:
+        return by_quantity
+    return {"reward": (total, MetricName(total, "reward", BY_NAME["reward"].definition, ""))} | by_quantity
 
 
 def taken_names(names: Collection[str]) -> dict[str, str]:
@@ -178,16 +180,18 @@ def taken_names(names: Collection[str]) -> dict[str, str]:
     ({'gold': 'gold reward', 'proxy': 'reward'}, {})
     """
     total = understood(names).get("reward", ("", None))[0]
-    beside = {total: BY_NAME["reward"].title} if total in (*_TOTALS, _PROXY) else {}
-    return taken_for(names) | beside
+    totals = {total: BY_NAME["reward"].title} if total in (*_TOTALS, _PROXY) else {}
+    return taken_for(names) | totals
 
 
 _STANDS_FOR = {"penalised_reward": "reward"}
 """Quantity to another for which it is taken where that is not logged."""
 
 
-def _with_stand_ins(found: dict[str, tuple[str, MetricName]]) -> dict[str, tuple[str, MetricName]]:
-    return {other: found[one] for one, other in _STANDS_FOR.items() if one in found} | found
+def _with_stand_ins(by_quantity: dict[str, tuple[str, MetricName]]) -> dict[str, tuple[str, MetricName]]:
+    return {
+        other: by_quantity[stand_in] for stand_in, other in _STANDS_FOR.items() if stand_in in by_quantity
+    } | by_quantity
 
 
 def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
@@ -202,10 +206,10 @@ def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
         return None
     since = until = ""
     for name in names:
-        known = [one for one in find(trainer) if one.matches(name)]
-        if known:
-            since = max(since, min((one.since for one in known), key=ordered), key=ordered)
-            ends = [one.until for one in known]
+        metrics = [metric for metric in find(trainer) if metric.matches(name)]
+        if metrics:
+            since = max(since, min((metric.since for metric in metrics), key=ordered), key=ordered)
+            ends = [metric.until for metric in metrics]
             last = "" if "" in ends else max(ends, key=ordered)
             until = min(filter(None, (until, last)), key=ordered, default="")
     return None if until and ordered(since) >= ordered(until) else (since, until)
@@ -227,8 +231,8 @@ def tell_a_trainer(names: Collection[str]) -> bool:
 
 
 def _is_of_any_loop(name: str) -> bool:
-    known = generic(name) if _OF_LOOPS.fullmatch(name) else None
-    return known is not None and known.quantity in _OF_ANY_LOOP
+    metric = generic(name) if _OF_LOOPS.fullmatch(name) else None
+    return metric is not None and metric.quantity in _OF_ANY_LOOP
 
 
 def whose(names: Collection[str]) -> str | None:
@@ -237,8 +241,8 @@ def whose(names: Collection[str]) -> str | None:
     >>> whose(["critic/score/mean", "response_length/mean", "response_length/clip_ratio"])
     'verl'
     """
-    found = writers(names)
-    return found[0] if len(found) == 1 else None
+    owners = writers(names)
+    return owners[0] if len(owners) == 1 else None
 
 
 def writers(names: Collection[str]) -> tuple[str, ...]:
@@ -256,20 +260,25 @@ def namesakes(names: Collection[str]) -> tuple[str, ...]:
     >>> namesakes(["train/loss", "train/lr"]), writers(["train/loss", "train/lr"])
     (('nemo-rl',), ())
     """
-    known: dict[str, list[tuple[str, MetricName]]] = {}
+    by_trainer: dict[str, list[tuple[str, MetricName]]] = {}
     for name in names:
-        for trainer, one in _owners(name):
-            known.setdefault(trainer, []).append((name, one))
+        for trainer, metric in _owners(name):
+            by_trainer.setdefault(trainer, []).append((name, metric))
     counts = {
         trainer: max(
-            len({name for name, one in here if one.logged_at(release)}) for release in {one.since for _, one in here}
+            len({name for name, metric in members if metric.logged_at(release)})
+            for release in {metric.since for _, metric in members}
         )
-        + (len({*_MARKS.get(trainer, ())} & {*names}) if any(one.quantity == "reward" for _, one in here) else 0)
-        for trainer, here in known.items()
+        + (
+            len({*_MARKS.get(trainer, ())} & {*names})
+            if any(metric.quantity == "reward" for _, metric in members)
+            else 0
+        )
+        for trainer, members in by_trainer.items()
         if (mark := DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
     }
     best = max(counts.values(), default=0)
-    return tuple(one for one in TRAINERS if counts.get(one) == best) if best >= _FEWEST_NAMES else ()
+    return tuple(trainer for trainer in TRAINERS if counts.get(trainer) == best) if best >= _FEWEST_NAMES else ()
 
 
 def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
@@ -278,16 +287,16 @@ def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
     >>> functions(["rewards/format/mean", "rewards/format/std", "reward"])
     {'format': ('rewards/format/mean', 'rewards/format/std')}
     """
-    found: dict[str, dict[str, str]] = {}
+    by_function: dict[str, dict[str, str]] = {}
     for name in sorted(names):
-        for _, one in _owners(name)[:1]:
-            head, star, tail = one.spellings[0]
-            if star and one.quantity.startswith("function_"):
-                found.setdefault(name[len(head) : len(name) - len(tail)], {})[one.quantity] = name
+        for _, metric in _owners(name)[:1]:
+            head, star, tail = metric.spellings[0]
+            if star and metric.quantity.startswith("function_"):
+                by_function.setdefault(name[len(head) : len(name) - len(tail)], {})[metric.quantity] = name
     return {
-        function: (own["function_reward"], own.get("function_reward_std"))
-        for function, own in found.items()
-        if "function_reward" in own
+        function: (by_quantity["function_reward"], by_quantity.get("function_reward_std"))
+        for function, by_quantity in by_function.items()
+        if "function_reward" in by_quantity
     }
 
 
@@ -299,19 +308,19 @@ def metric_quantities(names: Collection[str]) -> dict[str, str]:
     >>> metric_quantities(["rewards/mean", "rewards/format"])
     {'rewards/mean': 'reward', 'rewards/format': 'function_reward'}
     """
-    metrics = {name: next((one for _, one in _owners(name)), None) or generic(name) for name in names}
+    metrics = {name: next((metric for _, metric in _owners(name)), None) or generic(name) for name in names}
     return {name: metric.quantity for name, metric in metrics.items() if metric is not None}
 
 
 @cache
 def _literal() -> dict[str, list[tuple[str, MetricName]]]:
     """Trainers and metrics of the names without a star."""
-    found: dict[str, list[tuple[str, MetricName]]] = {}
+    spellings: dict[str, list[tuple[str, MetricName]]] = {}
     for trainer, table in TRAINERS.items():
-        for one in table:
-            for head, star, _ in one.spellings:
-                found.setdefault(star or head, []).append((trainer, one))
-    return found
+        for metric in table:
+            for head, star, _ in metric.spellings:
+                spellings.setdefault(star or head, []).append((trainer, metric))
+    return spellings
 
 
 @cache
@@ -352,12 +361,14 @@ def _of_words() -> dict[tuple[str, ...], list[tuple[str, MetricName]]]:
         if len(words := _words(name)) >= _FEWEST_WORDS:
             ordered_names.setdefault(words, []).extend(owners)
     # Words that two quantities share say nothing.
-    return {words: owners for words, owners in ordered_names.items() if len({one.quantity for _, one in owners}) == 1}
+    return {
+        words: owners for words, owners in ordered_names.items() if len({metric.quantity for _, metric in owners}) == 1
+    }
 
 
 def is_named(name: str) -> bool:
     """Tell whether a trainer's table has a name."""
-    return name in _literal() or any(one.matches(name) for _, one in _literal()["*"])
+    return name in _literal() or any(metric.matches(name) for _, metric in _literal()["*"])
 
 
 _OF_ALL_REWARDS = frozenset(f"rewards/{of}" for of in ("mean", "std", "min", "max"))
@@ -369,39 +380,42 @@ def _owners(name: str) -> list[tuple[str, MetricName]]:
     """Trainers that log a name, each with its metric, or metrics of different releases."""
     if name in _no_quantity() or name in _OF_ALL_REWARDS:
         return []
-    starred = [(trainer, one) for trainer, one in _literal()["*"] if one.matches(name)]
+    starred = [(trainer, metric) for trainer, metric in _literal()["*"] if metric.matches(name)]
     return _literal().get(name, []) + starred or _of_words().get(_words(name), [])
 
 
 def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
     """Quantities on which all trainers agree that log such a name."""
-    places = {one: place for place, one in enumerate(one for table in TRAINERS.values() for one in table)}
-    found: list[tuple[int, str, MetricName]] = []
+    places = {metric: place for place, metric in enumerate(metric for table in TRAINERS.values() for metric in table)}
+    agreed: list[tuple[int, str, MetricName]] = []
     for name in names:
-        metrics = [one for _, one in _owners(name)]
+        metrics = [metric for _, metric in _owners(name)]
         if not metrics and (taken := generic(name)) is not None:
-            found.append((len(places) + (not is_held_out(name)), name, taken))
+            agreed.append((len(places) + (not is_held_out(name)), name, taken))
         # An entropy loss of one trainer is the entropy, and minus the entropy in loops of one's own.
         is_told = not name.rpartition("/")[2].startswith("entropy_loss")
-        stand_in = _STANDS_FOR if len({one.quantity for one in metrics}) > 1 else {}
+        stand_in = _STANDS_FOR if len({metric.quantity for metric in metrics}) > 1 else {}
         if (
             is_told
-            and len({(stand_in.get(one.quantity, one.quantity), one.factor, one.offset) for one in metrics}) == 1
+            and len(
+                {(stand_in.get(metric.quantity, metric.quantity), metric.factor, metric.offset) for metric in metrics}
+            )
+            == 1
         ):
-            one, is_off = metrics[0], any(one.zero_when_off for one in metrics)
-            quantity = stand_in.get(one.quantity, one.quantity)
-            is_least = any(one.lower_bound for one in metrics)
+            metric, is_off = metrics[0], any(metric.zero_when_off for metric in metrics)
+            quantity = stand_in.get(metric.quantity, metric.quantity)
+            is_least = any(metric.lower_bound for metric in metrics)
             plain = MetricName(
                 name,
                 quantity,
                 BY_NAME[quantity].definition,
                 "",
-                factor=one.factor,
-                offset=one.offset,
+                factor=metric.factor,
+                offset=metric.offset,
                 lower_bound=is_least,
                 zero_when_off=is_off,
-                before_update=all(one.before_update for one in metrics),
+                before_update=all(metric.before_update for metric in metrics),
             )
-            found.append((places[one], name, plain))
-    by_place = sorted(found, key=lambda each: each[:2], reverse=True)
-    return _with_stand_ins({one.quantity: (name, one) for _, name, one in by_place})
+            agreed.append((places[metric], name, plain))
+    by_place = sorted(agreed, key=lambda each: each[:2], reverse=True)
+    return _with_stand_ins({metric.quantity: (name, metric) for _, name, metric in by_place})

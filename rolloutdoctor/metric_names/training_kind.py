@@ -69,8 +69,8 @@ def environment_in(line: str) -> str:
     >>> environment_in("env: CartPole-v1, seed 1"), environment_in("Llama-v2")
     ('CartPole-v1', '')
     """
-    found = _ENVIRONMENT.search(line) if "-v" in line else None
-    return "" if found is None else found[0]
+    match = _ENVIRONMENT.search(line) if "-v" in line else None
+    return "" if match is None else match[0]
 
 
 def training_kind(names: Collection[str], environment: str = "") -> str:

@@ -40,19 +40,19 @@ def sequence_bounds(objective: Objective | None) -> list[Bound]:
     """Return the bounds on sums over rows that the objective has."""
     if objective is None:
         return []
-    weights, inside, found = objective.correction.weights, objective.sampler_correction, list[Bound]()
+    weights, inside, bounds = objective.correction.weights, objective.sampler_correction, list[Bound]()
     if weights is not None and objective.correction.weighs and weights.level == "sequence":
-        found.append(_of_weight(weights.low, weights.high, rejects=weights.low is not None))
+        bounds.append(_of_weight(weights.low, weights.high, rejects=weights.low is not None))
     for rejection in objective.correction.rejections if objective.correction.rejects else ():
         over, _, of = rejection.statistic.rpartition("_")
         if over == "seq_sum":
             low, high = -inf if rejection.low is None else rejection.low, rejection.high
-            found.append(Bound(of, *((-high, -low) if of == "k1" else (low, high)), rejects=True))
+            bounds.append(Bound(of, *((-high, -low) if of == "k1" else (low, high)), rejects=True))
     if inside is not None and inside.weighs and inside.level == "sequence":
-        found.append(_of_weight(inside.low, inside.high, rejects=inside.mode == "mask"))
+        bounds.append(_of_weight(inside.low, inside.high, rejects=inside.mode == "mask"))
     if inside is not None and inside.reject_level == "sequence":
-        found.append(_of_weight(inside.reject_low, inside.reject_high, rejects=True))
-    return found + [
+        bounds.append(_of_weight(inside.reject_low, inside.reject_high, rejects=True))
+    return bounds + [
         _of_weight(gate.low, gate.high, rejects=gate.outside == "zero")
         for gate in objective.gates
         if gate.kind == "importance" and gate.level == "sequence" and gate.against == "rollout_log_probs"

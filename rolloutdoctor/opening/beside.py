@@ -54,11 +54,13 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, log:
         tell: takes a sentence.
         log: what the numbers say.
     """
-    given = [Path(path) for path in (*paths, *(log.path for log in logs))]
-    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in given)
+    named_paths = [Path(path) for path in (*paths, *(log.path for log in logs))]
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in named_paths)
     # A log by any other name need not be of the run that a folder is of.
-    outputs = dict.fromkeys(path.parent for path in given if path.name == _STATE or path.name.startswith(_COMPLETIONS))
-    outputs |= dict.fromkeys(path for path in given if path.is_dir())
+    outputs = dict.fromkeys(
+        path.parent for path in named_paths if path.name == _STATE or path.name.startswith(_COMPLETIONS)
+    )
+    outputs |= dict.fromkeys(path for path in named_paths if path.is_dir())
     looks: list[partial[list[Stated]]] = [partial(_training_args, folder) for folder in outputs]
     looks += [partial(_resolved, folder) for folder in folders]
     looks += [partial(_printed, each, log) for each in logs]
@@ -67,17 +69,19 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, log:
     looks += [partial(_hydra, folder, log.likely) for folder in folders]
     looks += [partial(_own, each, log) for each in logs]
     looks += [partial(_files, each, log) for each in logs]
-    found: dict[tuple[str, str | None], Stated] = {}
+    by_origin: dict[tuple[str, str | None], Stated] = {}
     for look in looks:
         most = _MOST_OF_FEW if look.func is _files else 0
-        if look.func in (_hydra, _own, _files) and any(one.trainer or len(one.values) > most for one in found.values()):
+        if look.func in (_hydra, _own, _files) and any(
+            config.trainer or len(config.values) > most for config in by_origin.values()
+        ):
             # What a run printed, or keeps itself, is of this run for certain.
             continue
         try:
-            for one in look():
-                found.setdefault((one.origin, one.trainer), one)
-                if one.remark:
-                    tell(one.remark)
+            for config in look():
+                by_origin.setdefault((config.origin, config.trainer), config)
+                if config.remark:
+                    tell(config.remark)
         except (RolloutDoctorError, OSError) as error:
             tell(str(error))
     for folder in outputs:
@@ -85,8 +89,8 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, log:
             if (place / _ADAPTER).is_file():
                 tell(f"{_ADAPTER} in {place.name}: the run trained an adapter")
     # A trainer that is known goes first.
-    stated = sorted(found.values(), key=lambda one: one.trainer is None)
-    if stated and stated[0].trainer is not None and not any(one.version for one in stated):
+    stated = sorted(by_origin.values(), key=lambda config: config.trainer is None)
+    if stated and stated[0].trainer is not None and not any(config.version for config in stated):
         places = [place for folder in folders for place in (folder, folder / "files")]
         release = _release_beside(places, TRAINERS[stated[0].trainer])
         stated[0] = replace(stated[0], version=release, version_origin="requirements.txt" if release else "")
@@ -99,13 +103,13 @@ def _training_args(folder: Path) -> list[Stated]:
 
 
 def _resolved(folder: Path) -> list[Stated]:
-    found = read_resolved_configs(folder)
-    return [] if found is None else [found]
+    config = read_resolved_configs(folder)
+    return [] if config is None else [config]
 
 
 def _own(source: Source, log: ReadLog) -> list[Stated]:
-    found = own_options(source, log)
-    return [] if found is None else [found]
+    config = own_options(source, log)
+    return [] if config is None else [config]
 
 
 def _files(source: Source, log: ReadLog) -> list[Stated]:
@@ -121,11 +125,11 @@ def _printed(source: Source, log: ReadLog) -> list[Stated]:
         return read_code(notebook, f"code of {path.name}", log)
     console = path / "files" / "output.log" if path.is_dir() else path
     printed = Source(str(console), source.name)
-    found = read_printed(printed, log) if Console().detect(console) is not None else []
+    configs = read_printed(printed, log) if Console().detect(console) is not None else []
     # wandb notes what `wandb.init` was given.
     noted = path / "logs" / "debug.log"
-    if found or not noted.is_file():
-        return found
+    if configs or not noted.is_file():
+        return configs
     return read_printed(Source(str(noted), f"{source.name}/logs/debug.log"), replace(log, begins=None))
 
 
@@ -144,22 +148,24 @@ def options_said(path: Path) -> str:
     """Say how many options a text or a notebook without numbers states; empty if it states none."""
     notebook = read_notebook(path)
     try:
-        found = read_code(notebook, f"code of {path.name}") if notebook else read_printed(Source.of(str(path)))
+        configs = read_code(notebook, f"code of {path.name}") if notebook else read_printed(Source.of(str(path)))
     except RolloutDoctorError:
         return ""
-    known = {option.name for one in found if one.trainer is not None for option in TRAINERS[one.trainer].options}
-    count = len(settings_of(found, (), known, lambda sentence: None))
-    return f"{count} options were read from {found[0].origin}" if count > 1 else ""
+    options = {
+        option.name for config in configs if config.trainer is not None for option in TRAINERS[config.trainer].options
+    }
+    count = len(settings_of(configs, (), options, lambda sentence: None))
+    return f"{count} options were read from {configs[0].origin}" if count > 1 else ""
 
 
 def _wandb(folder: Path, likely: Sequence[str]) -> list[Stated]:
     """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
     file = _config_of_wandb(folder)
-    found = stated_of("config.yaml of wandb", _unwrapped(file), likely) if file.is_file() else None
-    if found is None or found.trainer is None:
-        return [] if found is None else [found]
-    release = _release_beside([folder / "files"], TRAINERS[found.trainer])
-    return [replace(found, version=release, version_origin="requirements.txt of wandb")]
+    config = stated_of("config.yaml of wandb", _unwrapped(file), likely) if file.is_file() else None
+    if config is None or config.trainer is None:
+        return [] if config is None else [config]
+    release = _release_beside([folder / "files"], TRAINERS[config.trainer])
+    return [replace(config, version=release, version_origin="requirements.txt of wandb")]
 
 
 def _tracked_values(log: Source) -> dict[str, object]:
@@ -198,8 +204,8 @@ def _tracked(log: Source, likely: Sequence[str]) -> list[Stated]:
     if _config_of_wandb(Path(log.path)).is_file():
         return []
     kind = (kind_of(Path(log.path)) or "").removeprefix("the folder of ")
-    found = stated_of(f"config of {kind}", _tracked_values(log), likely)
-    return [] if found is None else [found]
+    config = stated_of(f"config of {kind}", _tracked_values(log), likely)
+    return [] if config is None else [config]
 
 
 def _hydra(folder: Path, likely: Sequence[str]) -> list[Stated]:
@@ -210,8 +216,8 @@ def _hydra(folder: Path, likely: Sequence[str]) -> list[Stated]:
     # An interpolation stands for the value of another option.
     layer = read_trainer_config(str(files[0])).values
     values = {name: value for name, value in layer.items() if "${" not in str(value)}
-    found = stated_of(str(files[0].relative_to(folder)), values, likely)
-    return [] if found is None else [found]
+    config = stated_of(str(files[0].relative_to(folder)), values, likely)
+    return [] if config is None else [config]
 
 
 def completed(
@@ -225,23 +231,25 @@ def completed(
         tell: takes what is not used, and why.
         writer: the trainer whose names the log has, if that is certain.
     """
-    known = TRAINERS.get(metadata.trainer or "") or writer
+    owner = TRAINERS.get(metadata.trainer or "") or writer
     ours, settings = [], []
-    for one in stated:
-        if one.trainer is None:
-            settings.append(one)
-        elif known is not None and not _logs_as(TRAINERS[one.trainer], known):
-            tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside numbers of {known.title}: not used")
+    for entry in stated:
+        if entry.trainer is None:
+            settings.append(entry)
+        elif owner is not None and not _logs_as(TRAINERS[entry.trainer], owner):
+            tell(
+                f"{entry.origin}: options of {TRAINERS[entry.trainer].title} beside numbers of {owner.title}: not used"
+            )
         else:
-            ours.append(one)
-            known = TRAINERS[one.trainer]
-    found = _with_options(metadata, ours, tell) if ours else metadata
-    names = {option.name for one in ours[:1] for option in TRAINERS[str(one.trainer)].options}
+            ours.append(entry)
+            owner = TRAINERS[entry.trainer]
+    updated = _with_options(metadata, ours, tell) if ours else metadata
+    names = {option.name for config in ours[:1] for option in TRAINERS[str(config.trainer)].options}
     # Where an option is too much to assume, no objective is made with the others.
-    more = settings_of([*ours, *settings], found.config if is_configured(found) else (), names, tell)
-    if more and found.trainer is None:
-        tell(f"settings of the run from {', '.join(dict.fromkeys(one.origin for one in more))}")
-    return replace(found, settings=(*metadata.settings, *more))
+    more = settings_of([*ours, *settings], updated.config if is_configured(updated) else (), names, tell)
+    if more and updated.trainer is None:
+        tell(f"settings of the run from {', '.join(dict.fromkeys(setting.origin for setting in more))}")
+    return replace(updated, settings=(*metadata.settings, *more))
 
 
 def _with_options(metadata: RunMetadata, ours: Sequence[Stated], tell: Tell) -> RunMetadata:
@@ -249,32 +257,32 @@ def _with_options(metadata: RunMetadata, ours: Sequence[Stated], tell: Tell) -> 
     trainer = str(ours[0].trainer)
     config, origins = _merged(ours, tell)
     length = _total_steps(ours, TRAINERS[trainer])
-    release = next((one for one in ours if one.version), None)
+    release = next((config for config in ours if config.version), None)
     if release is not None:
         origins["trainer_version"] = release.version_origin
-    found = replace(
+    updated = replace(
         metadata,
         trainer=trainer,
         trainer_version=release.version if release else metadata.trainer_version,
         config={**metadata.config, **config},
         origins={**metadata.origins, **origins},
     )
-    version = found.trainer_version or None
+    version = updated.trainer_version or None
     is_older = version is not None and TRAINERS[trainer].release(version).state == "older"
     try:
         # The options of an older release are read by their names; its arithmetic confirms nothing.
-        configure(found, None, (), lenient=is_older)
+        configure(updated, None, (), lenient=is_older)
     except UsageError as error:
         # A value that is not understood takes out what it decides, and no other option.
-        if can_be_configured(found):
+        if can_be_configured(updated):
             tell(f"{error}; the value is not used")
-            return found.with_total_steps(length)
+            return updated.with_total_steps(length)
         # Without them the default of this option would be taken for its value.
         tell(f"{error}; the options are not used")
         return replace(metadata, trainer=None).with_total_steps(length)
     places = dict.fromkeys(origins.values())
     tell(f"options of {trainer} from {', '.join(places)}")
-    return found.with_total_steps(length)
+    return updated.with_total_steps(length)
 
 
 def _merged(stated: Sequence[Stated], tell: Tell) -> tuple[dict[str, object], dict[str, str]]:
@@ -282,22 +290,24 @@ def _merged(stated: Sequence[Stated], tell: Tell) -> tuple[dict[str, object], di
     options = {option.name: option for option in TRAINERS[str(stated[0].trainer)].options}
     config: dict[str, object] = {}
     origins: dict[str, str] = {}
-    for one in stated:
-        for name, value in one.values.items():
+    for statement in stated:
+        for name, value in statement.values.items():
             if name not in options:
                 continue
             if is_empty(value) and not options[name].optional:
-                tell(f"{name} is empty in {one.origin}: it is not used")
+                tell(f"{name} is empty in {statement.origin}: it is not used")
                 continue
             if str(config.setdefault(name, value)) != str(value):
-                tell(f"{name} is {config[name]} in {origins[name]} and {value} in {one.origin}: the first is used")
-            origins.setdefault(name, one.origin)
+                tell(
+                    f"{name} is {config[name]} in {origins[name]} and {value} in {statement.origin}: the first is used"
+                )
+            origins.setdefault(name, statement.origin)
     return config, origins
 
 
-def _logs_as(stated: Trainer, known: Trainer) -> bool:
+def _logs_as(stated: Trainer, writer: Trainer) -> bool:
     """Tell whether a trainer can have written a log with the names of another: its own, or that it is a patch of."""
-    return known.title in (stated.title, TRAINERS.get(stated.package_name, stated).title)
+    return writer.title in (stated.title, TRAINERS.get(stated.package_name, stated).title)
 
 
 def is_empty(value: object) -> bool:
@@ -307,5 +317,5 @@ def is_empty(value: object) -> bool:
 
 def _total_steps(stated: Sequence[Stated], trainer: Trainer) -> int | None:
     """Return the optimizer steps that the run was planned for; -1 and the like leave that to the epochs."""
-    values = (str(one.values.get(name)) for one in stated for name in trainer.roles.total_steps)
+    values = (str(config.values.get(name)) for config in stated for name in trainer.roles.total_steps)
     return next((int(text) for text in values if text.isdecimal() and 0 < int(text) < 2**53), None)

@@ -95,17 +95,17 @@ def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | No
     if chosen is not None:
         why = "as asked for" if options.importer else "columns were mapped"
     else:
-        found = [detect(Path(path)) for path in dumps]
-        known = [each for each in found if each is not None]
-        if not known:
+        detected = [detect(Path(path)) for path in dumps]
+        recognised = [each for each in detected if each is not None]
+        if not recognised:
             return None
-        if len(known) < len(dumps) and {importer.name for importer, _ in known} == {RecordingJournal.name}:
+        if len(recognised) < len(dumps) and {importer.name for importer, _ in recognised} == {RecordingJournal.name}:
             # Some ranks were killed, and others have closed their files.
             return None
-        if len(known) < len(dumps) or len({importer.name for importer, _ in known}) > 1:
-            names = ", ".join(sorted({"run file" if each is None else each[0].name for each in found}))
+        if len(recognised) < len(dumps) or len({importer.name for importer, _ in recognised}) > 1:
+            names = ", ".join(sorted({"run file" if each is None else each[0].name for each in detected}))
             raise InputError(f"the inputs are of different kinds ({names}); give one run at a time")
-        chosen, why = known[0]
+        chosen, why = recognised[0]
     for path in dumps:
         if Path(path).is_dir() and chosen.logs_beside:
             inside = sorted(str(each) for each in Path(path).iterdir() if kind_of(each) is not None)
@@ -113,39 +113,39 @@ def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | No
     return Detected(chosen, why, tuple(map(Source.of, dumps)), tuple(map(Source.of, logs)))
 
 
-def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> RunSink:
+def convert(dump: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> RunSink:
     """Write a dump as a run file with its metrics table; both appear whole or not at all.
 
     Raises:
         InputError: if the dump cannot be read.
         UsageError: if nothing can be written there, or the output is one of the inputs.
     """
-    _check_outputs(found, output)
+    _check_outputs(dump, output)
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
-    places = [source.path for source in found.sources]
+    places = [source.path for source in dump.sources]
 
     def complete(sink: RunSink, metadata: RunMetadata) -> RunMetadata:
-        if found.importer.name == RecordingJournal.name:
+        if dump.importer.name == RecordingJournal.name:
             return metadata
-        return completed(metadata, stated_beside(places, found.logs, sink.tell), sink.tell)
+        return completed(metadata, stated_beside(places, dump.logs, sink.tell), sink.tell)
 
-    with RunSink(output, text=options.text, progress=progress, importer=found.importer.name, complete=complete) as sink:
-        for log in found.logs:
+    with RunSink(output, text=options.text, progress=progress, importer=dump.importer.name, complete=complete) as sink:
+        for log in dump.logs:
             for step, split, values in read_log(log, LogNotes(sink.note)):
                 sink.log(step, split, values)
-        found.importer.read(found.sources, sink, import_options)
+        dump.importer.read(dump.sources, sink, import_options)
         if not sink.rows:
-            raise InputError(f"{found.sources[0].name}: the dump holds no rollouts")
+            raise InputError(f"{dump.sources[0].name}: the dump holds no rollouts")
     return sink
 
 
-def _check_outputs(found: Detected, output: Path) -> None:
+def _check_outputs(dump: Detected, output: Path) -> None:
     """Refuse to write a run file and its metrics table over what is read, or over metrics that are of something else.
 
     Raises:
         UsageError: if one of them cannot be written there.
     """
-    inputs = [source.path for source in (*found.sources, *found.logs)]
+    inputs = [source.path for source in (*dump.sources, *dump.logs)]
     run, metrics = Target.of(output), Target.of(metrics_path(output))
     for target in (run, metrics):
         target.check_whole("a Parquet file")
@@ -157,14 +157,14 @@ def _check_outputs(found: Detected, output: Path) -> None:
         )
 
 
-def converted(found: Detected, path: Path, options: ConvertOptions, advance: Progress | None) -> RunSink:
+def converted(dump: Detected, path: Path, options: ConvertOptions, advance: Progress | None) -> RunSink:
     """Convert a dump into a temporary file.
 
     Raises:
         InputError: if it cannot be read, or there is no space for the file.
     """
     try:
-        return convert(found, path, options, advance)
+        return convert(dump, path, options, advance)
     except OutputError as error:
         raise InputError(
             f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "

@@ -40,18 +40,18 @@ def with_group_share(metrics: LoggedMetrics, groups: object, tell: Callable[[str
     }
     if not any(counts.values()):
         return metrics
-    sums = {key: fsum(found) for key, found in counts.items() if found or _LOGGED_WITH_THEM in metrics.at(key)}
+    sums = {key: fsum(numbers) for key, numbers in counts.items() if numbers or _LOGGED_WITH_THEM in metrics.at(key)}
     # What is printed is text.
-    whole = int(str(groups)) if str(groups).isdecimal() else 0
-    if not whole:
+    group_count = int(str(groups)) if str(groups).isdecimal() else 0
+    if not group_count:
         mean = fsum(sums.values()) / len(sums)
         each = "in 1 step" if len(sums) == 1 else f"a step, the mean of {len(sums):,} steps"
         tell(f"{mean:.4g} groups have equal rewards {each}; {GROUPS}, which is not stated, says of how many")
         return metrics
-    if any(not 0 <= count <= whole or count % 1 for count in sums.values()):
+    if any(not 0 <= count <= group_count or count % 1 for count in sums.values()):
         return metrics
-    tell(f"groups with equal rewards are counted, of {whole} a step: their share is {DEGENERATE}")
-    return metrics.with_values({key: {DEGENERATE: count / whole} for key, count in sums.items()})
+    tell(f"groups with equal rewards are counted, of {group_count} a step: their share is {DEGENERATE}")
+    return metrics.with_values({key: {DEGENERATE: count / group_count} for key, count in sums.items()})
 
 
 def _with_percent(metrics: LoggedMetrics, tell: Callable[[str], None]) -> LoggedMetrics:

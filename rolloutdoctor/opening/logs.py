@@ -37,12 +37,12 @@ def logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
 def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
     logs: list[str] = []
     for path in paths:
-        here = Path(path)
-        if is_log(here):
+        place = Path(path)
+        if is_log(place):
             inside = [path]
-        elif here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
-            inside = sorted(str(each) for each in here.iterdir() if each.is_file() and is_log(each))
-            state = None if inside else newest_state(here)
+        elif place.is_dir() and detect(place) is None and not any(_is_run_file(each) for each in place.iterdir()):
+            inside = sorted(str(each) for each in place.iterdir() if each.is_file() and is_log(each))
+            state = None if inside else newest_state(place)
             inside += [] if state is None else [str(state)]
         else:
             inside = []
@@ -92,26 +92,26 @@ def of_one_run(tables: list[tuple[str, LoggedMetrics]], notes: ReaderNotes) -> L
     total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
     tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in _of_steps(tables, notes)]
     check_one_log(tables)
-    known = [(name, writers) for name, table in tables if (writers := _writers_of(table))]
-    for second, writers in known[1:]:
-        if {*writers}.isdisjoint(known[0][1]):
+    named = [(name, writers) for name, table in tables if (writers := _writers_of(table))]
+    for second, writers in named[1:]:
+        if {*writers}.isdisjoint(named[0][1]):
             raise SeveralRunsError(
-                f"{known[0][0]} and {second} are not of one run: their metrics are those of {known[0][1][0]} and "
+                f"{named[0][0]} and {second} are not of one run: their metrics are those of {named[0][1][0]} and "
                 f"{writers[0]}; give one of them, or check them with --each"
             )
-    found = joined(without_excerpts([table for _, table in tables]))
+    log = joined(without_excerpts([table for _, table in tables]))
     for name, table in reversed(tables[:-1]):
-        for key, metric, value, last in differences(table, found):
+        for key, metric, value, last in differences(table, log):
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
-    found.total_steps = total
-    found.environment = next((table.environment for _, table in tables if table.environment), "")
+    log.total_steps = total
+    log.environment = next((table.environment for _, table in tables if table.environment), "")
     if len(tables) == 1:
         (_, only), *_ = tables
-        found.begins, found.part, found.others = only.begins, only.part, only.others
-    found.counted_steps = all(table.counted_steps for _, table in tables)
-    if not any(found.at(key) for key in found.steps()):
+        log.begins, log.part, log.others = only.begins, only.part, only.others
+    log.counted_steps = all(table.counted_steps for _, table in tables)
+    if not any(log.at(key) for key in log.steps()):
         raise InputError(f"{first}: no number was logged there")
-    return found
+    return log
 
 
 def _of_steps(tables: list[tuple[str, LoggedMetrics]], tell: Callable[[str], None]) -> list[tuple[str, LoggedMetrics]]:
@@ -126,19 +126,19 @@ def _of_steps(tables: list[tuple[str, LoggedMetrics]], tell: Callable[[str], Non
         )
         for name, table in tables
     ]
-    found = []
+    remaining = []
     for name, table in tables:
         count = len(table.lines)
-        whole = [
+        stepped = [
             other
             for other, passed, longer in epochs
             if table.counts_lines and 1 < count == passed and len(longer.lines) >= 2 * count
         ]
-        if whole:
-            tell(f"{name}: its {count} lines are of the epochs of {whole[0]}, which has their steps: not read")
+        if stepped:
+            tell(f"{name}: its {count} lines are of the epochs of {stepped[0]}, which has their steps: not read")
         else:
-            found.append((name, table))
-    return found
+            remaining.append((name, table))
+    return remaining
 
 
 def at_steps_of(
@@ -155,17 +155,17 @@ def at_steps_of(
 
 def _writers_of(table: LoggedMetrics) -> tuple[str, ...]:
     """Return the trainer that logged a table, or those that would name its metrics so."""
-    found = trainer_from_metric_names(table.names())
-    return namesakes(table.names()) if found is None else (found.name,)
+    trainer = trainer_from_metric_names(table.names())
+    return namesakes(table.names()) if trainer is None else (trainer.name,)
 
 
-def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
+def are_apart(left: LoggedMetrics, right: LoggedMetrics) -> bool:
     """Tell whether two logs are of two runs: of two trainers, or with two values of one metric at a step."""
-    writers = [{*_writers_of(table)} for table in (one, other)]
+    writers = [{*_writers_of(table)} for table in (left, right)]
     if all(writers) and writers[0].isdisjoint(writers[1]):
         return True
-    is_same = any(steps_of_lines(*pair) is not None for pair in ((one, other), (other, one)))
-    return not is_same and contradiction(one, other) is not None
+    is_same = any(steps_of_lines(*pair) is not None for pair in ((left, right), (right, left)))
+    return not is_same and contradiction(left, right) is not None
 
 
 def _read_log(log: Source, notes: ReaderNotes, prefix: str) -> LoggedMetrics:
@@ -173,8 +173,8 @@ def _read_log(log: Source, notes: ReaderNotes, prefix: str) -> LoggedMetrics:
         return read_metrics([log], notes)
     of_log = LogNotes(notes)
     entries = (
-        (StepKey(step, split), {f"{prefix}{name}": value for name, value in found.items()} if prefix else found)
-        for step, split, found in read_log(log, of_log)
+        (StepKey(step, split), {f"{prefix}{name}": value for name, value in numbers.items()} if prefix else numbers)
+        for step, split, numbers in read_log(log, of_log)
     )
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
     metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps

@@ -35,13 +35,13 @@ def with_nested(
     for path in paths:
         inside = [] if not Path(path).is_dir() or is_run(path) else _nearest(Path(path))
         for parent in dict.fromkeys(folder.parent for folder in inside):
-            beside = [folder for folder in inside if folder.parent == parent]
-            if len(beside) > 1 and not are_of_one(beside):
+            siblings = [folder for folder in inside if folder.parent == parent]
+            if len(siblings) > 1 and not are_of_one(siblings):
                 name = Source.of(path).name
-                shown = ", ".join(str(folder.relative_to(path)) for folder in beside[:3])
-                more = ", ..." if len(beside) > 3 else ""
+                shown = ", ".join(str(folder.relative_to(path)) for folder in siblings[:3])
+                more = ", ..." if len(siblings) > 3 else ""
                 raise SeveralRunsError(
-                    f"{name}: {len(beside)} runs ({shown}{more}); give the folder of one, or check them with --each"
+                    f"{name}: {len(siblings)} runs ({shown}{more}); give the folder of one, or check them with --each"
                 )
         placed += [str(folder) for folder in inside] or [path]
         if inside:
@@ -51,16 +51,16 @@ def with_nested(
 
 def _nearest(folder: Path) -> list[Path]:
     """The folders of runs that are nearest: all of one level."""
-    level, seen = [folder], {os.path.realpath(folder)}
+    level, visited = [folder], {os.path.realpath(folder)}
     for _ in range(_DEEPEST):
-        level = [below for each in level for below in _folders(each, seen)]
+        level = [below for each in level for below in _folders(each, visited)]
         if runs := [each for each in level if holds_run(each)]:
             # Evaluations beside a training are no second run.
             return [each for each in runs if not each.name.startswith("eval")] or runs
     return []
 
 
-def _folders(folder: Path, seen: set[str]) -> Iterator[Path]:
+def _folders(folder: Path, visited: set[str]) -> Iterator[Path]:
     try:
         entries = sorted(
             (entry for entry in folder.iterdir() if entry.is_dir()), key=lambda each: natural_key(each.name)
@@ -70,8 +70,8 @@ def _folders(folder: Path, seen: set[str]) -> Iterator[Path]:
     # wandb/latest-run is another name for a folder beside it.
     for entry in sorted(entries, key=Path.is_symlink):
         real = os.path.realpath(entry)
-        if not entry.name.startswith((".", "checkpoint-")) and real not in seen and len(seen) < _MOST_FOLDERS:
-            seen.add(real)
+        if not entry.name.startswith((".", "checkpoint-")) and real not in visited and len(visited) < _MOST_FOLDERS:
+            visited.add(real)
             yield entry
 
 

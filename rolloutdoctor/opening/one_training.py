@@ -46,11 +46,11 @@ def are_of_one_training(folders: Sequence[Path]) -> bool:
     )
 
 
-def _share(one: LoggedMetrics, other: LoggedMetrics) -> bool:
+def _share(left: LoggedMetrics, right: LoggedMetrics) -> bool:
     """Tell two logs with some numbers in common, each another one."""
     same = set[float]()
-    for key in (key for key in one.steps() if key.split == TRAIN):
-        mine, its = _bare(one, key), _bare(other, key)
+    for key in (key for key in left.steps() if key.split == TRAIN):
+        mine, its = _bare(left, key), _bare(right, key)
         same |= {
             mine[name] for name in mine.keys() & its.keys() if math.isclose(mine[name], its[name], rel_tol=_SINGLE)
         }

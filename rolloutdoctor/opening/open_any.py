@@ -55,38 +55,38 @@ def open_any(
         InputError: if nothing is found or it cannot be read.
     """
     if STANDARD_INPUT in paths:
-        with standard_input() as kept:
-            named = [kept if each == STANDARD_INPUT else each for each in paths]
+        with standard_input() as input_file:
+            named = [input_file if each == STANDARD_INPUT else each for each in paths]
             with open_any(
                 named, trainer=trainer, options=options, tell=tell, progress=progress, logs_alone=logs_alone
             ) as run:
                 yield run
         return
-    given = paths
+    asked = paths
     if not options.asked_for:
         with looking(paths):
             paths = with_nested(paths, _is_run, tell, are_of_one_training)
     logs = logs_of(paths) if logs_alone and not options.asked_for else ()
     if logs:
-        yield _of_logs(logs, tuple(dict.fromkeys((*given, *paths))), tell)
+        yield _of_logs(logs, tuple(dict.fromkeys((*asked, *paths))), tell)
         return
-    found = detect_dump(paths, options)
-    if found is None:
+    dump = detect_dump(paths, options)
+    if dump is None:
         with ExitStack() as stack:
             yield stack.enter_context(_with_logs(paths, trainer, tell, options))
         return
-    tell(f"read with the importer {found.importer.name}: {found.why}")
+    tell(f"read with the importer {dump.importer.name}: {dump.why}")
     with scratch_folder() as folder:
         path = folder / "run.parquet"
         with progress() as advance:
-            sink = converted(found, path, options, advance)
+            sink = converted(dump, path, options, advance)
         for sentence in sink.told:
             tell(sentence)
-        name = " ".join(source.name for source in found.sources)
+        name = " ".join(source.name for source in dump.sources)
         file = read_footer(Source(str(path), name), trainer, ALIASES)
         logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
         metrics = read_metrics(logged, sink.note)
-        yield Run([file], file.metadata, metrics, found.sources, found.logs, sink.note)
+        yield Run([file], file.metadata, metrics, dump.sources, dump.logs, sink.note)
 
 
 _OF_SUPERVISED = frozenset({"loss", "grad_norm", "learning_rate"})
@@ -101,10 +101,10 @@ def _of_this_kind(stated: list[Stated], metrics: LoggedMetrics, tell: Callable[[
     is_supervised = kind == LOSSES and names >= _OF_SUPERVISED and min(losses, default=0.0) >= 0
     if not is_supervised and kind not in NOT_CHECKED - {LOSSES}:
         return stated
-    for one in stated:
-        if one.trainer is not None:
-            tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside a log of {kind}: not used")
-    return [one for one in stated if one.trainer is None]
+    for config in stated:
+        if config.trainer is not None:
+            tell(f"{config.origin}: options of {TRAINERS[config.trainer].title} beside a log of {kind}: not used")
+    return [config for config in stated if config.trainer is None]
 
 
 def _as_read(metrics: LoggedMetrics) -> ReadLog:
@@ -112,7 +112,7 @@ def _as_read(metrics: LoggedMetrics) -> ReadLog:
     return ReadLog(writers(metrics.names()), metrics.names(), metrics.begins, is_alone=not metrics.part)
 
 
-def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str], None]) -> Run:
+def _of_logs(logs: Sequence[Source], paths: Sequence[str], tell: Callable[[str], None]) -> Run:
     """Read logs without rollouts as a run, with the options that lie beside these paths."""
     kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
     tell(f"logged metrics without rollouts ({kinds})")
@@ -122,14 +122,14 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     except InputError as error:
         # A notebook that was cleared has its code.
         code = [Path(log.path) for log in logs if len(logs) == 1 and read_notebook(Path(log.path)) is not None]
-        said = "; ".join(filter(None, map(options_said, code)))
-        raise (InputError(f"{error}; {said}") if said else error) from None
+        remark = "; ".join(filter(None, map(options_said, code)))
+        raise (InputError(f"{error}; {remark}") if remark else error) from None
     writer = trainer_from_metric_names(metrics.names())
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
-    stated = _of_this_kind(stated_beside(beside, logs, tell, _as_read(metrics)), metrics, notes)
+    stated = _of_this_kind(stated_beside(paths, logs, tell, _as_read(metrics)), metrics, notes)
     # Of trainers that share their names, what is stated decides.
-    writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
+    writer = next((TRAINERS[config.trainer] for config in stated if config.trainer in writers(metrics.names())), writer)
     metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
     return Run((), metadata, with_group_share(metrics, metadata.config.get(GROUPS), notes), logs, notes=notes)
 
@@ -145,16 +145,16 @@ def _with_logs(
     """
     with looking(paths):
         paths = [each for path in paths for each in _named_apart(path)]
-        given = [path for path in paths if Path(path).is_file() and _is_other_log(path)]
-    files = [path for path in paths if path not in given]
+        log_paths = [path for path in paths if Path(path).is_file() and _is_other_log(path)]
+    files = [path for path in paths if path not in log_paths]
     for path in files:
         why = not_understood(Path(path), options_said)
         if why is not None:
             raise InputError(f"{Source.of(path).name}: {why}")
-    found = expand(files)
+    expanded = expand(files)
     with ExitStack() as stack:
-        made: dict[str, str] = {}
-        for journal in found.journals:
+        closed_journals: dict[str, str] = {}
+        for journal in expanded.journals:
             tell(f"{journal.name}: a recording that was not closed")
             file = stack.enter_context(scratch_folder()) / "run.parquet"
             stack.enter_context(call(str(file), journal.name))
@@ -162,22 +162,26 @@ def _with_logs(
             sink = converted(Detected(RecordingJournal(), "", (journal,), ()), file, options, None)
             for sentence in sink.told:
                 tell(sentence)
-            made[journal.path] = str(file)
-        if made:
+            closed_journals[journal.path] = str(file)
+        if closed_journals:
             # In the order of the ranks.
-            sources = sorted((*found.files, *found.journals), key=lambda source: natural_key(source.name))
-            files = [made.get(source.path, source.path) for source in sources] + [each.path for each in found.metrics]
+            sources = sorted((*expanded.files, *expanded.journals), key=lambda source: natural_key(source.name))
+            files = [closed_journals.get(source.path, source.path) for source in sources] + [
+                each.path for each in expanded.metrics
+            ]
         # Not kept here: what is open is closed when nobody has the run any more.
-        yield _completed_by(given, open_run(files, trainer=trainer, aliases=ALIASES, origins=found.journals), tell)
+        yield _completed_by(
+            log_paths, open_run(files, trainer=trainer, aliases=ALIASES, origins=expanded.journals), tell
+        )
 
 
-def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -> Run:
+def _completed_by(log_paths: Sequence[str], run: Run, tell: Callable[[str], None]) -> Run:
     """Return a run with the logs of numbers that were given with it."""
-    if given:
-        logs = tuple(map(Source.of, given))
-        tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
-        metrics, own = read_logs(logs, run.notes), [("the run", run.metrics)]
-        metrics = at_steps_of(metrics, logs[0].name, own, run.notes)
+    if log_paths:
+        logs = tuple(map(Source.of, log_paths))
+        tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in log_paths))}")
+        metrics, run_metrics = read_logs(logs, run.notes), [("the run", run.metrics)]
+        metrics = at_steps_of(metrics, logs[0].name, run_metrics, run.notes)
         for key, name, value, last in differences(metrics, run.metrics):
             run.notes.repeated(f"{logs[0].name} and the run", key, name, value, last)
         run = run.with_logs(metrics, logs)
@@ -193,16 +197,16 @@ def _named_apart(path: str) -> list[str]:
     if not Path(path).is_dir():
         return [path]
     try:
-        found = expand([path])
+        expanded = expand([path])
     except InputError:
         why = not_understood(Path(path)) or only_file(Path(path), options_said)
         if why is None:
             raise
         raise InputError(f"{Source.of(path).name}: {why}") from None
-    is_log = [kind_of(Path(file.path)) is not None for file in found.files]
+    is_log = [kind_of(Path(file.path)) is not None for file in expanded.files]
     if all(is_log) or not any(is_log):
         return [path]
-    return [source.path for source in (*found.files, *found.journals, *found.metrics)]
+    return [source.path for source in (*expanded.files, *expanded.journals, *expanded.metrics)]
 
 
 def _is_other_log(path: str) -> bool:

@@ -41,6 +41,6 @@ def share_bound(count: float, total: float) -> tuple[float, float]:
     >>> [round(each, 4) for each in share_bound(0, 100)]
     [0.0, 0.0977]
     """
-    z, found = Z * Z / total, count / total
-    middle, width = found + z / 2, sqrt(z * (found * (1 - found) + z / 4))
+    z, share = Z * Z / total, count / total
+    middle, width = share + z / 2, sqrt(z * (share * (1 - share) + z / 4))
     return max(middle - width, 0.0) / (1 + z), (middle + width) / (1 + z)

@@ -113,8 +113,8 @@ class ByStep:
             weight_N: of each row.
         """
         place_N = bin_N if len(self) == 1 else self.cpu.step_N.numpy() * bins + bin_N
-        found = np.bincount(place_N, weight_N, len(self) * bins).astype(np.float64, copy=False)
-        return found.reshape(len(self), bins)
+        counts = np.bincount(place_N, weight_N, len(self) * bins).astype(np.float64, copy=False)
+        return counts.reshape(len(self), bins)
 
     def ranks(self, x_N: NDArray[Any]) -> Floats:
         """Ranks of the rows of each step from 1, equal values sharing the mean of theirs, ``[N]``; on the CPU.
@@ -162,6 +162,6 @@ def is_new(*keys: NDArray[Any]) -> NDArray[np.bool_]:
     >>> is_new(np.array([0, 0, 0, 1]), np.array([5, 5, 7, 7])).tolist()
     [True, False, True, True]
     """
-    found = np.ones(len(keys[0]), bool)
-    found[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return found
+    differs = np.ones(len(keys[0]), bool)
+    differs[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return differs

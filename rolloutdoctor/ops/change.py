@@ -45,25 +45,25 @@ def ranks(values: Sequence[float]) -> list[float]:
     [2.5, 1.0, 2.5]
     """
     order = sorted(range(len(values)), key=values.__getitem__)
-    found = [0.0] * len(values)
+    ranks = [0.0] * len(values)
     start = 0
     while start < len(order):
         stop = start
         while stop < len(order) and values[order[stop]] == values[order[start]]:
             stop += 1
         for place in order[start:stop]:
-            found[place] = (start + stop + 1) / 2
+            ranks[place] = (start + stop + 1) / 2
         start = stop
-    return found
+    return ranks
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+def spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
     """Correlation of the ranks of two series of equal length; None where either is constant.
 
     >>> spearman([1, 2, 3], [10, 20, 400])
     1.0
     """
-    first, second = ranks(one), ranks(other)
+    first, second = ranks(left), ranks(right)
     centre = (len(first) + 1) / 2
     product = sum((a - centre) * (b - centre) for a, b in zip(first, second, strict=True))
     squares = sum((a - centre) ** 2 for a in first) * sum((b - centre) ** 2 for b in second)

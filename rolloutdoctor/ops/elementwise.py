@@ -98,21 +98,21 @@ def is_equal(x: Tensor, value: float) -> Tensor:
     return torch.from_numpy(x.numpy() == value) if x.device.type == "cpu" else x == value
 
 
-def is_unequal(one: Tensor, other: Tensor) -> Tensor:
+def is_unequal(left: Tensor, right: Tensor) -> Tensor:
     """``one != other``, of one shape; NaN is equal to nothing."""
-    return torch.from_numpy(one.numpy() != other.numpy()) if one.device.type == "cpu" else one != other
+    return torch.from_numpy(left.numpy() != right.numpy()) if left.device.type == "cpu" else left != right
 
 
-def difference(one: Tensor, other: Tensor) -> Tensor:
+def difference(left: Tensor, right: Tensor) -> Tensor:
     """``one - other`` in float64, where the difference of two float32 numbers is exact.
 
     >>> difference(torch.tensor([1.0]), torch.tensor([2.0**-40])).item() == 1 - 2.0**-40
     True
     """
-    if one.device.type != "cpu":
-        return one.double() - other
+    if left.device.type != "cpu":
+        return left.double() - right
     with np.errstate(invalid="ignore"):
-        return torch.from_numpy(np.subtract(one.numpy(), other.numpy(), dtype=np.float64))
+        return torch.from_numpy(np.subtract(left.numpy(), right.numpy(), dtype=np.float64))
 
 
 def kept(x: Tensor, chosen: Tensor) -> Tensor:

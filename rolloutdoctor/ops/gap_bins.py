@@ -43,8 +43,8 @@ def edges(index: int) -> tuple[float, float]:
     >>> edges(88), edges(91)
     ((1.0, 1.25), (1.75, 2.0))
     """
-    whole, quarter = divmod(index - 88, 4)
-    return 2.0**whole * (1 + quarter / 4), 2.0**whole * (1 + (quarter + 1) / 4)
+    power, quarter = divmod(index - 88, 4)
+    return 2.0**power * (1 + quarter / 4), 2.0**power * (1 + (quarter + 1) / 4)
 
 
 def middles(counts: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
@@ -57,8 +57,8 @@ def middles(counts: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     [1.375, 0.0]
     """
     reaches_half = 2 * counts.cumsum(axis=1) >= counts.sum(axis=1, keepdims=True)
-    found: NDArray[np.float64] = CENTRES[reaches_half.argmax(axis=1)]
-    return found
+    centre: NDArray[np.float64] = CENTRES[reaches_half.argmax(axis=1)]
+    return centre
 
 
 def medians(
@@ -76,18 +76,18 @@ def medians(
     >>> medians(size_N, bins_of(size_N), rows.histogram(bins_of(size_N), BINS), rows).tolist()
     [2.0, nan, 1.5]
     """
-    seen, runs = counts.cumsum(axis=1), rows.cpu.runs
+    cumulative, runs = counts.cumsum(axis=1), rows.cpu.runs
     # Of an even number there are two in the middle.
     left, right = (rows.size - 1) // 2, rows.size // 2
-    low, high = ((seen > rank[:, None]).argmax(axis=1).astype(np.int32) for rank in (left, right))
+    low, high = ((cumulative > rank[:, None]).argmax(axis=1).astype(np.int32) for rank in (left, right))
     is_near = (bin_N >= runs.spread(low)) & (bin_N <= runs.spread(high))
     near, cuts = size_N[is_near], rows.only(is_near).cpu.runs.cuts
-    before = (seen - counts)[np.arange(len(rows)), low].astype(np.int64)
-    found = np.full(len(rows), np.nan)
+    before = (cumulative - counts)[np.arange(len(rows)), low].astype(np.int64)
+    median = np.full(len(rows), np.nan)
     for step in np.flatnonzero(rows.size):
         ordered = np.sort(near[cuts[step] : cuts[step + 1]])
-        found[step] = (ordered[left[step] - before[step]] + ordered[right[step] - before[step]]) / 2
-    return found
+        median[step] = (ordered[left[step] - before[step]] + ordered[right[step] - before[step]]) / 2
+    return median
 
 
 def quantile(counts: Sequence[float], share: float) -> float | None:

@@ -63,8 +63,8 @@ def compared_contexts(
         # A row without a token has no place; it is not long either.
         last = len(through) - 1
         ends = (through[np.minimum(cuts[rows] + at, last)] for rows in (later, earlier))
-        found: NDArray[np.bool_] = is_long & np.equal(*ends)
-        return found
+        is_common: NDArray[np.bool_] = is_long & np.equal(*ends)
+        return is_common
 
     has_prompt = shares(p_N[earlier])
     continues, same = shares(n_N[earlier]), has_prompt & (p_N[earlier] == p_N[later])
@@ -101,12 +101,12 @@ def _places(starts: Integers, sizes: Integers) -> Integers:
     return np.arange(int(cuts[-1])) + np.repeat(starts - cuts[:-1], sizes)
 
 
-def _common(flat: Integers, one: Integers, other: Integers, sizes: Integers) -> Integers:
+def _common(flat: Integers, left: Integers, right: Integers, sizes: Integers) -> Integers:
     """Length of the common beginning of pairs of runs, ``[P]``, which have so many tokens at most."""
-    differs = flat[_places(one, sizes)] != flat[_places(other, sizes)]
+    differs = flat[_places(left, sizes)] != flat[_places(right, sizes)]
     place = np.flatnonzero(differs)
     cuts = cuts_of(sizes)
     first = np.searchsorted(place, cuts[:-1])
     ends = np.append(place, cuts[-1])[first]
-    found: Integers = np.minimum(ends, cuts[1:]) - cuts[:-1]
-    return found
+    common: Integers = np.minimum(ends, cuts[1:]) - cuts[:-1]
+    return common

@@ -176,14 +176,14 @@ def _with_missing(mean_PWK: Floats, all_PW: Floats, kept_PW: Floats) -> Floats:
     is_there_PW = kept_PW > 0
     both_P = is_there_PW.all(axis=1)
     overall_WK = _weighted(kept_PW, mean_PWK) / np.maximum(kept_PW.sum(axis=0), 1e-300)[:, None]
-    found = np.where(is_there_PW[:, :, None], mean_PWK, overall_WK[None])
+    filled_PWK = np.where(is_there_PW[:, :, None], mean_PWK, overall_WK[None])
     if both_P.any():
         weight_P = np.where(both_P, all_PW.sum(axis=1), 0.0)
         shift_K = _weighted(weight_P / weight_P.sum(), mean_PWK[:, 1] - mean_PWK[:, 0])
         for window, sign in ((0, -1.0), (1, 1.0)):
             only_P = is_there_PW[:, 1 - window] & ~is_there_PW[:, window]
-            found[only_P, window] = mean_PWK[only_P, 1 - window] + sign * shift_K
-    return found
+            filled_PWK[only_P, window] = mean_PWK[only_P, 1 - window] + sign * shift_K
+    return filled_PWK
 
 
 def _contrasts(
@@ -211,14 +211,14 @@ def _contrasts(
     return change_C, contrast_CK, bool(np.abs(change_C - spanned).max(initial=0.0) < 0.02)
 
 
-def breakdown(code_n: Ints, found: Split, window_n: Ints) -> tuple[float, Floats]:
+def breakdown(code_n: Ints, split: Split, window_n: Ints) -> tuple[float, Floats]:
     """Split the rest by the classes of an attribute: the mix of classes, and each class within itself, ``[C]``.
 
     Symmetric in the windows: a change of shares counts at the mean of the class's values, and the other way round. A
     class of one window alone is mix.
     """
     kinds = int(code_n.max()) + 1 if len(code_n) else 1
-    place_n, u_n, x_n = code_n * 2 + window_n, found.weight_n, found.residual_nK.sum(axis=1)
+    place_n, u_n, x_n = code_n * 2 + window_n, split.weight_n, split.residual_nK.sum(axis=1)
     share_CW = np.bincount(place_n, u_n, 2 * kinds).reshape(kinds, 2)
     sum_CW = np.bincount(place_n, u_n * x_n, 2 * kinds).reshape(kinds, 2)
     mean_CW = sum_CW / np.where(share_CW > 0, share_CW, 1)
@@ -235,7 +235,7 @@ def intervals(units: Units) -> dict[str, tuple[float, float]]:
     """
     draw, count = np.random.default_rng(SEED), units.prompts
     replicates = max(LEAST_REPLICATES, min(REPLICATES, WORK // max(1, len(units.weight_n))))
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for _ in range(replicates):
         times_P = draw.multinomial(count, np.full(count, 1 / count)).astype(np.float64)
         # A draw that leaves a window empty is none.
@@ -244,8 +244,8 @@ def intervals(units: Units) -> dict[str, tuple[float, float]]:
             totals = {name: float(share.sum()) for name, share in lines.items()}
             parts = {f"{REST}/{k}": float(share) for k, share in enumerate(lines[REST])}
             for name, total in (totals | parts | {CHANGE: sum(totals.values())}).items():
-                found.setdefault(name, []).append(total)
-    ends = {name: np.quantile(np.array(shares), (0.025, 0.975)) for name, shares in found.items()}
+                by_name.setdefault(name, []).append(total)
+    ends = {name: np.quantile(np.array(shares), (0.025, 0.975)) for name, shares in by_name.items()}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
@@ -272,10 +272,10 @@ def jumps(values: Floats, width: int, noise: float, *, times: float = 5.0, most:
         gap = (sums[high] - sums[at]) / (high - at) - (sums[at] - sums[low]) / (at - low)
         error = noise * np.sqrt(1 / (high - at) + 1 / (at - low))
         score[at] = abs(gap) / error
-    found: list[int] = []
+    places: list[int] = []
     for at in np.argsort(-score, kind="stable"):
-        if score[at] <= times or len(found) == most:
+        if score[at] <= times or len(places) == most:
             break
-        if all(abs(int(at) - other) >= width for other in found):
-            found.append(int(at))
-    return found
+        if all(abs(int(at) - other) >= width for other in places):
+            places.append(int(at))
+    return places

@@ -66,7 +66,7 @@ def digits_of(values: Iterable[float]) -> tuple[Digits, ...]:
     sizes = _sizes(values)
     if len(sizes) < _FEWEST:
         return ()
-    return tuple(found for found in (_decimals(sizes), _significant(sizes), _bits(sizes)) if found is not None)
+    return tuple(digits for digits in (_decimals(sizes), _significant(sizes), _bits(sizes)) if digits is not None)
 
 
 def digits_by_name(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[Digits, ...]]:
@@ -83,23 +83,25 @@ def digits_by_name(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[Dig
     >>> digits_by_name({"kl": [0.071, 0.064, 12.113], "clip_ratio": [0.333]})["clip_ratio"]
     (Digits(kind='decimals', kept=3), Digits(kind='significant', kept=5))
     """
-    found, few, every = dict[str, tuple[Digits, ...]](), list[str](), list[float]()
+    by_name, few, every = dict[str, tuple[Digits, ...]](), list[str](), list[float]()
     for name, numbers in values.items():
         sizes = _sizes(numbers)
         digits = digits_of(sizes)
         if digits:
-            found[name] = digits
+            by_name[name] = digits
         elif len(sizes) < _FEWEST:
             few.append(name)
         if not _are_whole(sizes):
             every += sizes
     common = digits_of(every)
-    kept = next((one for one in common if one.kind == "significant"), None)
-    if kept is not None and _are_significant(values.values(), kept.kept):
+    significant = next((form for form in common if form.kind == "significant"), None)
+    if significant is not None and _are_significant(values.values(), significant.kept):
         # Decimals that the numbers of a metric happen to have are none that the log rounded to: its 0 is a 0.
-        common = (kept,)
-        found = {name: tuple(one for one in each if one.kind != "decimals") or common for name, each in found.items()}
-    return found | dict.fromkeys((*few, WHOLE_LOG), common) if common else found
+        common = (significant,)
+        by_name = {
+            name: tuple(form for form in each if form.kind != "decimals") or common for name, each in by_name.items()
+        }
+    return by_name | dict.fromkeys((*few, WHOLE_LOG), common) if common else by_name
 
 
 def _are_significant(metrics: Iterable[Sequence[float]], most: int) -> bool:
@@ -110,15 +112,15 @@ def _are_significant(metrics: Iterable[Sequence[float]], most: int) -> bool:
     shown = 0
     for sizes in map(_sizes, metrics):
         decimals = _decimals(sizes)
-        kept = _DECIMALS[-1] + 1 if decimals is None else decimals.kept
-        long = [x for x in sizes if x % 1 and kept + math.floor(math.log10(x)) + 1 > most]
+        figures = _DECIMALS[-1] + 1 if decimals is None else decimals.kept
+        long = [x for x in sizes if x % 1 and figures + math.floor(math.log10(x)) + 1 > most]
         shown += len(long) >= _FEWEST
     return shown >= _FEWEST
 
 
 def rounding_of(digits: Mapping[str, tuple[Digits, ...]], name: str, logged: float) -> float:
     """Return how far rounding of the log may have moved a logged value of a metric; 0 where it was not rounded."""
-    return max((one.radius(logged) for one in digits.get(name, ())), default=0.0)
+    return max((form.radius(logged) for form in digits.get(name, ())), default=0.0)
 
 
 def of_means(
@@ -129,13 +131,13 @@ def of_means(
     >>> of_means({"loss": (Digits("significant", 4),)}, {"loss": [0.1234, -0.1233]})
     {'loss': (Digits(kind='decimals', kept=4),)}
     """
-    found = {}
+    by_name = {}
     for name, rounded in digits.items():
         sizes = [abs(x) for x in values.get(name, ()) if math.isfinite(x)]
-        radius = max((one.radius(max(sizes)) for one in rounded), default=0.0) if sizes else 0.0
+        radius = max((form.radius(max(sizes)) for form in rounded), default=0.0) if sizes else 0.0
         # Beside radii there are words made of the digits of the whole log, which has no numbers of its own.
-        found[name] = (Digits("decimals", math.floor(-math.log10(2 * radius) + 1e-9)),) if radius else rounded
-    return found
+        by_name[name] = (Digits("decimals", math.floor(-math.log10(2 * radius) + 1e-9)),) if radius else rounded
+    return by_name
 
 
 def _sizes(values: Iterable[float]) -> list[float]:
@@ -156,9 +158,9 @@ def _decimals(sizes: Sequence[float]) -> Digits | None:
 
 def _significant(sizes: Sequence[float]) -> Digits | None:
     count = next((count for count in reversed(_SIGNIFICANT) if not all(_has(x, count) for x in sizes)), None)
-    found = _one_more("significant", count, _SIGNIFICANT)
+    digits = _one_more("significant", count, _SIGNIFICANT)
     # Whole numbers are printed whole, unless they have more digits.
-    return None if found is not None and _are_whole(sizes) and sizes[-1] < 10.0**found.kept else found
+    return None if digits is not None and _are_whole(sizes) and sizes[-1] < 10.0**digits.kept else digits
 
 
 def _has(x: float, count: int) -> bool:

@@ -106,8 +106,8 @@ class PrefixHashes:
     def _sums(self, parts: Runs, start_P: Tensor) -> Tensor:
         """Sum of the terms of each part, ``[P]``, whose rows begin at some places."""
         if self.ids_T.device.type == "cpu":
-            found = _sums_of(self.ids_T.numpy(), parts.cuts, start_P.numpy(), self._weights.numpy())
-            return torch.from_numpy(found)
+            sums = _sums_of(self.ids_T.numpy(), parts.cuts, start_P.numpy(), self._weights.numpy())
+            return torch.from_numpy(sums)
         total = torch.cat([self.term_T.new_zeros(1), self.term_T.cumsum(0)])
         return total[parts.offsets[1:]] - total[parts.offsets[:-1]]
 
@@ -122,28 +122,28 @@ def _sums_of(
     buffer = np.empty((2, min(_FEW, int(cuts[-1]))), np.int64)
     for start in range(0, int(cuts[-1]), _FEW):
         stop = min(start + _FEW, int(cuts[-1]))
-        here = slice(*np.searchsorted(starts, [start, stop]).tolist())
-        if here.start == len(starts) or starts[here.start] > start:
+        span = slice(*np.searchsorted(starts, [start, stop]).tolist())
+        if span.start == len(starts) or starts[span.start] > start:
             # The row before goes on.
-            here = slice(here.start - 1, here.stop)
-        begins = np.maximum(starts[here], start)
-        lengths = np.minimum(ends[here], stop) - begins
+            span = slice(span.start - 1, span.stop)
+        begins = np.maximum(starts[span], start)
+        lengths = np.minimum(ends[span], stop) - begins
         terms, counted = buffer[:, : stop - start]
         is_new = np.ones(len(begins), bool)
-        np.not_equal(origins[here][1:], origins[here][:-1], out=is_new[1:])
+        np.not_equal(origins[span][1:], origins[span][:-1], out=is_new[1:])
         heads = np.flatnonzero(is_new)
         if len(heads) * _SHORT < stop - start:
             # The weights of a row lie side by side.
-            firsts = (begins - origins[here])[heads]
+            firsts = (begins - origins[span])[heads]
             spans = zip(firsts.tolist(), (firsts + np.add.reduceat(lengths, heads)).tolist(), strict=True)
             np.concatenate([weights[first:last] for first, last in spans], out=terms)
         else:
-            np.subtract(np.arange(start, stop), origins[here].repeat(lengths), out=counted)
+            np.subtract(np.arange(start, stop), origins[span].repeat(lengths), out=counted)
             np.take(weights, counted, out=terms, mode="clip")
         # Counted from 1, so that an id of 0 differs from none.
         np.add(ids[start:stop], 1, out=counted, dtype=np.int64)
         np.multiply(terms, counted, out=terms)
-        sums[rows[here]] += np.add.reduceat(terms, begins - start)
+        sums[rows[span]] += np.add.reduceat(terms, begins - start)
     return sums
 
 

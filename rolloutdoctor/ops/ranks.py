@@ -24,8 +24,8 @@ class StepRanks:
         sizes = self._by_step.size
         return self._by_step.ranks(values) - ((sizes + 1) / 2).repeat(sizes)
 
-    def correlation(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    def correlation(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
         """Spearman's correlation of two series of centred ranks, ``[S]``."""
         total = self._by_step.sum
-        squares = total(one * one) * total(other * other)
-        return total(one * other) / np.sqrt(np.where(squares > 0, squares, 1.0))
+        squares = total(left * left) * total(right * right)
+        return total(left * right) / np.sqrt(np.where(squares > 0, squares, 1.0))

@@ -161,8 +161,8 @@ def k3(value: Value, count: Value = 1.0, unit: float = SINGLE) -> Radius:
     6.0
     """
     if not isinstance(value, Tensor) and not isinstance(count, Tensor) and math.isfinite(value):
-        own, gap = abs(value), abs(value) + math.sqrt(2 * abs(value) * count)
-        return Radius.of(unit * (6 * count + 7 * gap + own * (8 + math.log(2 * own + 2))))
+        magnitude, gap = abs(value), abs(value) + math.sqrt(2 * abs(value) * count)
+        return Radius.of(unit * (6 * count + 7 * gap + magnitude * (8 + math.log(2 * magnitude + 2))))
     size = torch.as_tensor(value, dtype=torch.float64).abs()
     number = torch.as_tensor(count, dtype=torch.float64)
     distance = size + (2 * size * number).sqrt()

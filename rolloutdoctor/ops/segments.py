@@ -109,10 +109,10 @@ class Runs:
             of: `numpy.maximum` or `numpy.minimum`.
             empty: what an empty run has.
         """
-        found = np.full(len(self), empty, np.float64)
+        extremes = np.full(len(self), empty, np.float64)
         if len(self._starts):
-            found[self._filled] = of.reduceat(x[: self._end], self._starts)
-        return found
+            extremes[self._filled] = of.reduceat(x[: self._end], self._starts)
+        return extremes
 
     def some(self, chosen_R: Tensor) -> "Runs":
         """The chosen runs, ``[R]`` bool, one after another."""

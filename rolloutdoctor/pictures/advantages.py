@@ -84,8 +84,8 @@ def draw(data: AdvantagesData) -> Figure:
     return figure
 
 
-def _alike(one: Sequence[int], other: Sequence[int]) -> bool:
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) <= 0.002 * max(sum(one), 1)
+def _alike(left: Sequence[int], right: Sequence[int]) -> bool:
+    return sum(abs(a - b) for a, b in zip(left, right, strict=True)) <= 0.002 * max(sum(left), 1)
 
 
 def _cut_zero(ax: Axes, bins: Bins, data: AdvantagesData) -> None:
@@ -98,10 +98,10 @@ def _cut_zero(ax: Axes, bins: Bins, data: AdvantagesData) -> None:
     if not most or max(bins.counts[each][zero] for each in drawn) < 2 * most:
         return
     ax.set_ylim(0, 1.3 * most)
-    told = f"↑ {bins.counts[0][zero]:,} in the bin at 0"
+    label = f"↑ {bins.counts[0][zero]:,} in the bin at 0"
     if data.after is not None and bins.counts[1][zero] != bins.counts[0][zero]:
-        told += f", {bins.counts[1][zero]:,} with the fix"
-    ax.annotate(told, (bins.width, 1.24 * most), va="center", ha="left", fontsize=11)
+        label += f", {bins.counts[1][zero]:,} with the fix"
+    ax.annotate(label, (bins.width, 1.24 * most), va="center", ha="left", fontsize=11)
 
 
 def draw_by_step(data: AdvantagesData) -> Figure:
@@ -140,8 +140,8 @@ def draw_by_step(data: AdvantagesData) -> Figure:
             words = f"{many(band.flipped, 'sign')}\nflipped"
             look = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "bottom"}
             ax.text(1.01, base, words, color=ALARM, fontsize=10.5, **cast(Any, look))
-        one = band.first_step == band.last_step
-        names.append((base, f"{band.first_step}" if one else f"{band.first_step}–{band.last_step}"))
+        is_single = band.first_step == band.last_step
+        names.append((base, f"{band.first_step}" if is_single else f"{band.first_step}–{band.last_step}"))
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=100)
     ax.set_yticks([base for base, _ in names], [name for _, name in names])
     ax.tick_params(axis="y", length=0)

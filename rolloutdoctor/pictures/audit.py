@@ -36,32 +36,32 @@ _LEAST = 1e-3
 
 def title(data: AuditData) -> str:
     """Summarise the picture in a sentence."""
-    compared = sum(one.compared for one in data.quantities)
-    off = [one for one in data.quantities if one.differs]
+    compared = sum(row.compared for row in data.quantities)
+    off = [row for row in data.quantities if row.differs]
     if not compared:
         return "No logged value could be compared"
     if data.of_log:
-        told = f"All {_many(len(data.quantities))} between logged metrics hold, in {many(compared, 'comparison')}"
-        return f"The log contradicts itself: {_counts(off)}" if off else told
+        words = f"All {_many(len(data.quantities))} between logged metrics hold, in {many(compared, 'comparison')}"
+        return f"The log contradicts itself: {_counts(off)}" if off else words
     after = ""
     if data.fix is not None:
-        after = f"; with {data.fix} {sum(one.agree_after for one in data.quantities):,} of {compared:,} are"
-    faulty = [one for one in data.quantities if one.fault and not one.differs]
+        after = f"; with {data.fix} {sum(row.agree_after for row in data.quantities):,} of {compared:,} are"
+    faulty = [row for row in data.quantities if row.fault and not row.differs]
     if not off and faulty:
-        causes = ", ".join(find(code).name for code in sorted({one.fault for one in faulty}))
-        names = ", ".join(one.quantity for one in faulty[:3]) + (
+        causes = ", ".join(find(code).name for code in sorted({row.fault for row in faulty}))
+        names = ", ".join(row.quantity for row in faulty[:3]) + (
             f" and {len(faulty) - 3} more" if len(faulty) > 3 else ""
         )
         return f"Logged values are reproduced; {names} only with a fault that the release has ({causes}){after}"
     if not off:
-        fixes = sorted({fix for one in data.quantities for fix in one.with_fixes})
-        known = f" with {' and '.join(fixes)}" if fixes else ""
-        return f"All {many(compared, 'logged value')} are reproduced{known}, {_worst(data.quantities)} at most{after}"
+        fixes = sorted({fix for row in data.quantities for fix in row.with_fixes})
+        suffix = f" with {' and '.join(fixes)}" if fixes else ""
+        return f"All {many(compared, 'logged value')} are reproduced{suffix}, {_worst(data.quantities)} at most{after}"
     return f"Logged values are not reproduced: {_counts(off)}{after}"
 
 
 def _counts(off: Sequence[AuditedQuantity]) -> str:
-    each = [f"{one.quantity} {one.compared - one.agree:,} of {one.compared:,}" for one in off[:3]]
+    each = [f"{row.quantity} {row.compared - row.agree:,} of {row.compared:,}" for row in off[:3]]
     return ", ".join(each) + (f" and {len(off) - 3} more" if len(off) > 3 else "")
 
 
@@ -70,20 +70,20 @@ def _many(count: int, singular: str = "identity") -> str:
 
 
 def _worst(quantities: Sequence[AuditedQuantity]) -> str:
-    worst = max((x for one in quantities if not one.with_fixes for x in one.worst), default=0.0)
+    worst = max((x for row in quantities if not row.with_fixes for x in row.worst), default=0.0)
     return f"{short(worst)} rounding radii apart"
 
 
 def draw(data: AuditData) -> Figure:
     """Draw two panels for each quantity: the values at the left, their differences at the right."""
-    drawn = [one for one in data.quantities if one.compared][:_MOST]
-    rest = [one for one in data.quantities if one not in drawn]
+    drawn = [row for row in data.quantities if row.compared][:_MOST]
+    rest = [row for row in data.quantities if row not in drawn]
     sides = "left and right side of an identity" if data.of_log else "logged against recomputed"
     note = (
         f"left: {sides}, dotted where equal; right: the largest difference of a step in units of its rounding radius, "
     )
     note += f"which agrees up to 1 (grey); {_LEAST:g} stands for less"
-    left_out = [f"{one.quantity}: {_state(one)}" for one in rest if one.agree < one.compared or not one.compared]
+    left_out = [f"{row.quantity}: {_state(row)}" for row in rest if row.agree < row.compared or not row.compared]
     if len(rest) > len(left_out):
         left_out.append(f"{_many(len(rest) - len(left_out), 'quantity')} that agree")
     if left_out:
@@ -96,9 +96,9 @@ def draw(data: AuditData) -> Figure:
     room = (0, 0, 1, 1 - 0.2 / figure.get_figheight())
     cast(ConstrainedLayoutEngine, figure.get_layout_engine()).set(h_pad=0.15, rect=room)
     panels = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=[2, 3])
-    for number, (one, (left, right)) in enumerate(zip(drawn, panels, strict=True)):
-        _values(left, one, data)
-        _differences(right, one, data)
+    for number, (row, (left, right)) in enumerate(zip(drawn, panels, strict=True)):
+        _values(left, row, data)
+        _differences(right, row, data)
         if number < len(drawn) - 1:
             left.set_xlabel("")
             right.set_xlabel("")
@@ -108,33 +108,33 @@ def draw(data: AuditData) -> Figure:
     return figure
 
 
-def _color(one: AuditedQuantity, as_intended: str) -> str:
+def _color(row: AuditedQuantity, as_intended: str) -> str:
     """The colour of what is not reproduced, of what is with a known fault, or of what is as intended."""
-    return ALARM if one.differs else CAUTION if one.fault else as_intended
+    return ALARM if row.differs else CAUTION if row.fault else as_intended
 
 
-def _state(one: AuditedQuantity) -> str:
-    lost = f"{one.not_compared:,} not comparable" if one.not_compared else ""
-    if not one.compared:
+def _state(row: AuditedQuantity) -> str:
+    lost = f"{row.not_compared:,} not comparable" if row.not_compared else ""
+    if not row.compared:
         return lost or "not comparable"
-    told = f"{one.agree:,} of {one.compared:,} agree"
-    if one.with_fixes:
-        told += f" (all with {' + '.join(one.with_fixes)})"
-    elif one.fault:
-        told += f", with a fault that the release has ({find(one.fault).name})"
-    return f"{told}, {lost}" if lost else told
+    words = f"{row.agree:,} of {row.compared:,} agree"
+    if row.with_fixes:
+        words += f" (all with {' + '.join(row.with_fixes)})"
+    elif row.fault:
+        words += f", with a fault that the release has ({find(row.fault).name})"
+    return f"{words}, {lost}" if lost else words
 
 
-def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
-    color = _color(one, INK)
+def _values(ax: Axes, row: AuditedQuantity, data: AuditData) -> None:
+    color = _color(row, INK)
     # Over both panels: a title would make room for itself in this one.
     place: dict[str, Any] = {"transform": ax.transAxes, "fontsize": 11.5, "color": color, "in_layout": False}
-    name = one.quantity if len(one.quantity) <= 84 else f"{one.quantity[:83]}…"
-    ax.text(0, 1.06, f"{name}: {_state(one)}", **place)
-    known = [point for point in one.points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    name = row.quantity if len(row.quantity) <= 84 else f"{row.quantity[:83]}…"
+    ax.text(0, 1.06, f"{name}: {_state(row)}", **place)
+    finite_points = [point for point in row.points if math.isfinite(point[0]) and math.isfinite(point[1])]
     look: dict[str, Any] = {"linestyle": "none", "markersize": 5.0, "markeredgewidth": 0}
-    agree, off = ([point for point in known if (point[2] > 1) == is_off] for is_off in (False, True))
-    ends = [x for point in known for x in point[:2]]
+    agree, off = ([point for point in finite_points if (point[2] > 1) == is_off] for is_off in (False, True))
+    ends = [x for point in finite_points for x in point[:2]]
     if not ends:
         empty(ax, "no finite value")
         return
@@ -143,7 +143,7 @@ def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
         [x[1] for x in agree],
         [x[0] for x in agree],
         marker="o",
-        color=DARK if one.differs else _color(one, DARK),
+        color=DARK if row.differs else _color(row, DARK),
         **look,
     )
     ax.plot([x[1] for x in off], [x[0] for x in off], marker="s", color=color, **look)
@@ -154,15 +154,15 @@ def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
     ax.set_xlabel("right side" if data.of_log else "recomputed")
 
 
-def _differences(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
-    worst = [max(x, _LEAST) for x in one.worst]
-    after = [max(x, _LEAST) if math.isfinite(x) else x for x in one.after]
-    color = _color(one, INK if one.with_fixes else DARK)
-    line(ax, one.steps, worst, color=color, linewidth=1.6, label="as configured")
+def _differences(ax: Axes, row: AuditedQuantity, data: AuditData) -> None:
+    worst = [max(x, _LEAST) for x in row.worst]
+    after = [max(x, _LEAST) if math.isfinite(x) else x for x in row.after]
+    color = _color(row, INK if row.with_fixes else DARK)
+    line(ax, row.steps, worst, color=color, linewidth=1.6, label="as configured")
     if data.fix is not None:
-        line(ax, one.steps, after, color=GUIDE, linewidth=1.6, linestyle="--", label="with the fix")
+        line(ax, row.steps, after, color=GUIDE, linewidth=1.6, linestyle="--", label="with the fix")
     ax.set_ylim(_LEAST / 1.6, max(5.0, 2 * max(worst + [x for x in after if math.isfinite(x)])))
     log_sizes(ax)
     ax.axhspan(_LEAST / 1.6, 1, facecolor=PALE, alpha=0.35, linewidth=0, zorder=0)
     ax.set_ylabel("radii (log)")
-    step_axis(ax, one.steps)
+    step_axis(ax, row.steps)

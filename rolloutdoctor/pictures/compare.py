@@ -28,7 +28,7 @@ def title(data: RunComparison) -> str:
     chosen = panels(data)
     if not chosen:
         return "The runs have no quantity of the same steps"
-    reward = next((one for one in chosen if one.name == "reward"), chosen[0])
+    reward = next((curve for curve in chosen if curve.name == "reward"), chosen[0])
     a, b = reward.mean
     where = "" if data.first is None else f"; the rows part at step {data.first.step}"
     name = _label(reward).replace("\n", " ")
@@ -37,19 +37,19 @@ def title(data: RunComparison) -> str:
 
 def panels(data: RunComparison) -> list[Quantity]:
     """The quantities that are drawn: those of the rows, or logged metrics where there are none."""
-    train = {one.name: one for one in data.quantities if one.split == "train" and one.origin != "logged"}
-    by = [one for one in data.quantities if one.name == data.by and one.split == "train"][:1]
-    found = by + [
+    train = {curve.name: curve for curve in data.quantities if curve.split == "train" and curve.origin != "logged"}
+    by = [curve for curve in data.quantities if curve.name == data.by and curve.split == "train"][:1]
+    curves = by + [
         train[name] for name in PANELS if name in train and name != data.by and not _says_nothing(train[name])
     ]
-    if not found:
-        found = [one for one in data.quantities if one.origin == "logged" and one.split == "train"]
-        found = sorted(found, key=lambda one: not one.name.endswith(("reward", "reward/mean", "score/mean")))
-    return found[:_MOST]
+    if not curves:
+        curves = [curve for curve in data.quantities if curve.origin == "logged" and curve.split == "train"]
+        curves = sorted(curves, key=lambda curve: not curve.name.endswith(("reward", "reward/mean", "score/mean")))
+    return curves[:_MOST]
 
 
-def _says_nothing(one: Quantity) -> bool:
-    return all(a == 0 == b for a, b in one.values)
+def _says_nothing(curve: Quantity) -> bool:
+    return all(a == 0 == b for a, b in curve.values)
 
 
 def draw(data: RunComparison) -> Figure:
@@ -61,8 +61,8 @@ def draw(data: RunComparison) -> Figure:
         empty(figure.add_subplot(), "no quantity of the same steps in both runs")
         return figure
     axes = figure.subplots(len(chosen), 1, squeeze=False, sharex=True)[:, 0]
-    for number, (ax, one) in enumerate(zip(axes, chosen, strict=True)):
-        _series(ax, one, data)
+    for number, (ax, curve) in enumerate(zip(axes, chosen, strict=True)):
+        _series(ax, curve, data)
         if not number:
             above(ax, 3)
     for ax in axes[:-1]:
@@ -71,22 +71,22 @@ def draw(data: RunComparison) -> Figure:
     return figure
 
 
-def _series(ax: Axes, one: Quantity, data: RunComparison) -> None:
-    values = [[_scaled(one, pair[side]) for pair in one.values] for side in (0, 1)]
-    line(ax, one.steps, values[0], color=GUIDE, linestyle="--", label="A", linewidth=1.8)
-    line(ax, one.steps, values[1], color=DARK, label="B", linewidth=1.8)
-    if data.first is not None and one.steps[0] <= data.first.step <= one.steps[-1]:
+def _series(ax: Axes, curve: Quantity, data: RunComparison) -> None:
+    values = [[_scaled(curve, pair[side]) for pair in curve.values] for side in (0, 1)]
+    line(ax, curve.steps, values[0], color=GUIDE, linestyle="--", label="A", linewidth=1.8)
+    line(ax, curve.steps, values[1], color=DARK, label="B", linewidth=1.8)
+    if data.first is not None and curve.steps[0] <= data.first.step <= curve.steps[-1]:
         ax.axvline(data.first.step, color=ALARM, linewidth=1.4, linestyle=":", label="first difference of rows")
-    known = [value for side in values for value in side if math.isfinite(value)]
-    if known and min(known) == max(known):
-        ax.set_ylim(min(known) - 1, max(known) + 1)
-    ax.set_ylabel(_label(one))
-    step_axis(ax, one.steps)
+    finite_values = [value for side in values for value in side if math.isfinite(value)]
+    if finite_values and min(finite_values) == max(finite_values):
+        ax.set_ylim(min(finite_values) - 1, max(finite_values) + 1)
+    ax.set_ylabel(_label(curve))
+    step_axis(ax, curve.steps)
 
 
-def _label(one: Quantity) -> str:
-    return _LABELS.get(one.name, one.name)
+def _label(curve: Quantity) -> str:
+    return _LABELS.get(curve.name, curve.name)
 
 
-def _scaled(one: Quantity, value: float) -> float:
-    return 100 * value if one.unit == "share" else value
+def _scaled(curve: Quantity, value: float) -> float:
+    return 100 * value if curve.unit == "share" else value

@@ -33,8 +33,8 @@ def title(data: GradientData) -> str:
         share = f"{short(100 * kl / (policy + kl))} % of policy plus KL" if policy + kl else ""
         return f"The KL part of the gradient is {share}" if share else "The gradient is 0 in every step"
     pairs = [(w, s) for w, s in zip(data.whole, data.spurious, strict=True) if math.isfinite(w) and math.isfinite(s)]
-    whole = total([w for w, _ in pairs])
-    changed = 100 * total([w * s for w, s in pairs]) / whole if whole else math.nan
+    mass = total([w for w, _ in pairs])
+    changed = 100 * total([w * s for w, s in pairs]) / mass if mass else math.nan
     if changed == 0:
         return f"{data.fix} does not change the gradient"
     full = sum(s > 1 - 1e-9 for _, s in pairs)
@@ -49,11 +49,11 @@ def draw(data: GradientData) -> Figure:
         "signs they cancel: their sum can exceed the gradient"
     )
     compared = data.fix is not None and any(finite(data.spurious))
-    known = finite(data.cosine)
-    turned = compared and bool(known) and min(known) < STRAIGHT
-    if compared and known and not turned:
-        note += f"; cosine with the fixed gradient {_digits(min(known))} or more where neither is 0"
-    elif compared and not known:
+    cosines = finite(data.cosine)
+    turned = compared and bool(cosines) and min(cosines) < STRAIGHT
+    if compared and cosines and not turned:
+        note += f"; cosine with the fixed gradient {_digits(min(cosines))} or more where neither is 0"
+    elif compared and not cosines:
         note += "; no cosine: one of the gradients is 0 or not finite"
     figure = blank(title(data), note, (8.2 if turned else 6.8) if compared else 5.6)
     if not data.steps:
@@ -75,7 +75,7 @@ def draw(data: GradientData) -> Figure:
     for angle in angles:
         parts.set_xlabel("")
         line(angle, data.steps, data.cosine, color=DARK, marker="o", markersize=3.5)
-        low = min(known)
+        low = min(cosines)
         angle.set_ylim(low - 0.08 * (1 - low), 1 + 0.08 * (1 - low))
         angle.axhline(1, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
         angle.set_ylabel("cosine with\nthe fixed one")
@@ -100,7 +100,7 @@ def _digits(cosine: float) -> str:
 def _parts(ax: Axes, data: GradientData) -> None:
     """Both parts on a logarithmic axis: on a common linear one a small KL part cannot be seen."""
     series = {"policy part": (data.policy, GUIDE, "o"), "KL part": (data.kl, DARK, "s")}
-    some = {name: one for name, one in series.items() if any(finite(one[0]))}
+    some = {name: curves for name, curves in series.items() if any(finite(curves[0]))}
     for name, (values, color, marker) in some.items():
         shown = [value if value > 0 else math.nan for value in values]
         zeros = sum(value == 0 for value in values)

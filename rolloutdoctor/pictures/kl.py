@@ -81,8 +81,8 @@ def draw(data: KlData) -> Figure:
 
 
 def _series(ax: Axes, data: KlData) -> None:
-    known = finite([*data.logged, *data.recomputed, *data.after])
-    if not known:
+    values = finite([*data.logged, *data.recomputed, *data.after])
+    if not values:
         empty(ax, f"no step has a finite {data.metric}" if data.steps else "no step has a KL metric")
         return
     alike = _apart(data) is not None
@@ -96,8 +96,8 @@ def _series(ax: Axes, data: KlData) -> None:
     if finite(data.after):
         line(ax, data.steps, data.after, color=INK, linestyle="--", linewidth=1.4, label=f"with {data.fix}")
     ax.set_ylabel(f"{data.metric}, nats")
-    if min(known) >= 0:
-        from_zero(ax, known)
+    if min(values) >= 0:
+        from_zero(ax, values)
     above(ax, 2 if data.fix is not None else 3)
     step_axis(ax, data.steps)
 
@@ -108,8 +108,8 @@ def _tokens(ax: Axes, data: KlData) -> None:
     if not data.tokens.total:
         empty(ax, "no token with a finite KL")
         return
-    kept = 0 if after is None else after.total
-    labels = (f"as configured ({data.tokens.total:,})", f"with {data.fix} ({kept:,})")
+    tokens_after = 0 if after is None else after.total
+    labels = (f"as configured ({data.tokens.total:,})", f"with {data.fix} ({tokens_after:,})")
     bins = distribution(ax, data.tokens, after, labels)
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     lost = f", {many(data.tokens.nonfinite, 'token')} not finite" if data.tokens.nonfinite else ""

@@ -29,21 +29,21 @@ def title(data: LengthsData) -> str:
     if not data.lengths.total:
         return "There is no response"
     total = data.lengths.total
-    told = many(total, "response")
+    words = many(total, "response")
     if data.middle is not None:
-        told += f", median {many(data.middle, 'token')}"
+        words += f", median {many(data.middle, 'token')}"
 
     def share(rows: int) -> str:
-        whole = {0: "none", total: "all"}
-        return whole.get(rows, f"{rows:,} ({short(100 * rows / total)} %)")
+        extremes = {0: "none", total: "all"}
+        return extremes.get(rows, f"{rows:,} ({short(100 * rows / total)} %)")
 
     if data.by_status:
-        told += f"; {share(data.truncated_rows)} truncated"
+        words += f"; {share(data.truncated_rows)} truncated"
     elif finite(data.truncated):
-        told += f"; {share(data.truncated_rows)} as long as the longest"
+        words += f"; {share(data.truncated_rows)} as long as the longest"
     if data.ended:
-        told += f"; {share(data.ended_rows)} end with an end token"
-    return told
+        words += f"; {share(data.ended_rows)} end with an end token"
+    return words
 
 
 def draw(data: LengthsData) -> Figure:

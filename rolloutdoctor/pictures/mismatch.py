@@ -33,10 +33,10 @@ def title(data: MismatchData) -> str:
     """Summarise the picture in a sentence."""
     if not data.tokens:
         return "No trained token has a log-prob of both sampler and trainer"
-    known = [one for one in data.by_step if math.isfinite(one.median)]
+    spreads = [spread for spread in data.by_step if math.isfinite(spread.median)]
     sentence = f"Sampler against trainer on {many(data.tokens, 'token')}"
-    if known:
-        medians = sorted(one.median for one in known)
+    if spreads:
+        medians = sorted(spread.median for spread in spreads)
         ends = short(medians[0]), short(medians[-1])
         sentence += f": per-step median |gap| {' to '.join(dict.fromkeys(ends))} nats"
     return "; ".join([sentence, *(mark.words for mark in data.marks)])
@@ -56,7 +56,7 @@ def draw(data: MismatchData) -> Figure:
     # A panel without a value would be an empty place.
     some = {"S": _any_known(data.by_step), "P": _any_known(data.by_position)}
     some["L"] = len(data.by_lag) > 1 and _any_known(data.by_lag)
-    right = [name for name, known in some.items() if known]
+    right = [name for name, has_values in some.items() if has_values]
     if len(right) < 2:
         figure.set_figheight(5.6)
     panels = "\n".join(f"D{name}" for name in right) or "D"
@@ -72,7 +72,7 @@ def draw(data: MismatchData) -> Figure:
 
 
 def _any_known(spreads: Sequence[Spread]) -> bool:
-    return any(math.isfinite(one.median) for one in spreads)
+    return any(math.isfinite(spread.median) for spread in spreads)
 
 
 def _density(ax: Axes, data: MismatchData) -> None:
@@ -123,25 +123,27 @@ def _density(ax: Axes, data: MismatchData) -> None:
 
 
 def _sizes(ax: Axes, spreads: Sequence[Spread]) -> None:
-    known = [value for one in spreads for value in (one.median, one.upper) if math.isfinite(value) and value > 0]
+    sizes = [
+        value for spread in spreads for value in (spread.median, spread.upper) if math.isfinite(value) and value > 0
+    ]
     ax.set_ylabel("|gap|, nats (log)")
-    if not known:
+    if not sizes:
         return
-    ax.set_ylim(min(known) / 1.6, max(known) * 1.6)
+    ax.set_ylim(min(sizes) / 1.6, max(sizes) * 1.6)
     log_sizes(ax)
 
 
 def _by_step(ax: Axes, data: MismatchData) -> None:
-    steps = [one.first for one in data.by_step]
+    steps = [spread.first for spread in data.by_step]
     line(
         ax,
         steps,
-        [_positive(one.upper) for one in data.by_step],
+        [_positive(spread.upper) for spread in data.by_step],
         color=GUIDE,
         linestyle="--",
         label="90 %",
     )
-    line(ax, steps, [_positive(one.median) for one in data.by_step], color=DARK, label="median")
+    line(ax, steps, [_positive(spread.median) for spread in data.by_step], color=DARK, label="median")
     _sizes(ax, data.by_step)
     for mark in data.marks:
         if mark.step is not None:
@@ -156,23 +158,23 @@ def _positive(size: float) -> float:
 
 
 def _by_position(ax: Axes, spreads: Sequence[Spread]) -> None:
-    known = [one for one in spreads if math.isfinite(one.median)]
-    places = list(range(len(known)))
-    _range_bars(ax, known, places)
+    finite = [spread for spread in spreads if math.isfinite(spread.median)]
+    places = list(range(len(finite)))
+    _range_bars(ax, finite, places)
     few = [place for place in places if place % max(1, len(places) // 5) == 0]
-    ax.set_xticks(few, [f"{known[place].first:,}" for place in few])
+    ax.set_xticks(few, [f"{finite[place].first:,}" for place in few])
     ax.set_xlabel("position in the response (log)")
 
 
 def _by_lag(ax: Axes, spreads: Sequence[Spread]) -> None:
-    known = [one for one in spreads if math.isfinite(one.median)]
-    _range_bars(ax, known, [one.first for one in known])
+    finite = [spread for spread in spreads if math.isfinite(spread.median)]
+    _range_bars(ax, finite, [spread.first for spread in finite])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("versions behind the newest of the step")
 
 
 def _range_bars(ax: Axes, spreads: Sequence[Spread], places: Sequence[float]) -> None:
-    low, high = [one.median for one in spreads], [one.upper for one in spreads]
+    low, high = [spread.median for spread in spreads], [spread.upper for spread in spreads]
     ax.vlines(places, [max(x, 1e-9) for x in low], [max(x, 1e-9) for x in high], color=PALE, linewidth=5)
     marks = {"markersize": 6.0} if len(places) <= MARKED else {"markersize": 3.0}
     ax.plot(places, [_positive(x) for x in low], color=DARK, marker="o", **marks)  # type: ignore[arg-type]

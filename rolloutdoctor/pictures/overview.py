@@ -22,8 +22,8 @@ def title(data: OverviewData) -> str:
     """What the picture says, in a sentence."""
     if not data.vitals:
         return "The log has none of the quantities that are known here"
-    steps = {step for one in data.vitals for step in one.steps}
-    marks = sorted({mark for one in data.vitals for mark in one.marks})
+    steps = {step for vital in data.vitals for step in vital.steps}
+    marks = sorted({mark for vital in data.vitals for mark in vital.marks})
     over = many(len(steps), "step")
     if not marks:
         return f"What was logged over {over}"
@@ -60,8 +60,8 @@ def draw(data: OverviewData) -> Figure:
     rows = -(-len(data.vitals) // _COLUMNS)
     figure = blank(title(data), height=1.2 + 1.7 * rows)
     panels = figure.subplots(rows, _COLUMNS, squeeze=False, sharex=True).ravel()
-    for ax, one in zip(panels, data.vitals, strict=False):
-        _panel(ax, one, data)
+    for ax, vital in zip(panels, data.vitals, strict=False):
+        _panel(ax, vital, data)
     for ax in panels[len(data.vitals) :]:
         ax.set_visible(False)
     for place in range(max(0, len(data.vitals) - _COLUMNS), len(data.vitals)):
@@ -73,15 +73,15 @@ def draw(data: OverviewData) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, one: Vital, data: OverviewData) -> None:
-    line(ax, one.steps, one.series, color=DARK, linewidth=1.6, marker="")
-    unit = "" if one.unit in _PLAIN else f", {one.unit}"
-    found = [_said(data, code, step) for step, code in one.marks[:1]]
-    told = [f"{one.title}{unit}: {short(one.first)} to {short(one.last)}", *found]
-    lines = [each for words in told for each in wrap(words, _TITLE, break_on_hyphens=False)]
-    ax.set_title("\n".join(lines), loc="left", fontsize=11.5, color=ALARM if found else INK)
-    for step in {step for step, _ in one.marks}:
+def _panel(ax: Axes, vital: Vital, data: OverviewData) -> None:
+    line(ax, vital.steps, vital.series, color=DARK, linewidth=1.6, marker="")
+    unit = "" if vital.unit in _PLAIN else f", {vital.unit}"
+    remarks = [_said(data, code, step) for step, code in vital.marks[:1]]
+    sentences = [f"{vital.title}{unit}: {short(vital.first)} to {short(vital.last)}", *remarks]
+    lines = [each for words in sentences for each in wrap(words, _TITLE, break_on_hyphens=False)]
+    ax.set_title("\n".join(lines), loc="left", fontsize=11.5, color=ALARM if remarks else INK)
+    for step in {step for step, _ in vital.marks}:
         ax.axvline(step, color=ALARM, linewidth=1.4, linestyle=(0, (4, 3)))
-    if min(one.series) == max(one.series):
+    if min(vital.series) == max(vital.series):
         # Ticks around a constant are numbers that were never logged.
-        ax.set_yticks([one.first], [short(one.first)])
+        ax.set_yticks([vital.first], [short(vital.first)])

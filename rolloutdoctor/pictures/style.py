@@ -77,9 +77,9 @@ class DisplayedFigure(Figure):
         """Return the picture that Jupyter asks for."""
         from io import BytesIO
 
-        kept = BytesIO()
-        self.savefig(kept, format="png", dpi=100)
-        return kept.getvalue()
+        buffer = BytesIO()
+        self.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue()
 
 
 def blank(title: str, note: str = "", height: float = 5.6) -> Figure:
@@ -163,15 +163,15 @@ def _round_ticks(low: float, high: float) -> list[float]:
     ([1.0, 10.0, 100.0, 1000.0], [0.01, 0.03, 0.1], [0.02, 0.03, 0.05, 0.07])
     """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    found: list[float] = []
+    shown: list[float] = []
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
         ticks = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
-        found = [tick for tick in ticks if low <= tick <= high]
-        if len(found) >= 3:
+        shown = [tick for tick in ticks if low <= tick <= high]
+        if len(shown) >= 3:
             break
-    if len(found) < 2:
+    if len(shown) < 2:
         return [float(tick) for tick in MaxNLocator(nbins=4).tick_values(low, high) if low <= tick <= high]
-    return found[:: -(-len(found) // 6)]
+    return shown[:: -(-len(shown) // 6)]
 
 
 def say_cut(ax: Axes, bins: Bins, which: int) -> None:
@@ -306,8 +306,8 @@ def finite(values: Sequence[float]) -> list[float]:
 
 def mean(values: Sequence[float]) -> float:
     """Mean of the finite values; NaN if there are none."""
-    known = finite(values)
-    return exact.mean(known)
+    numbers = finite(values)
+    return exact.mean(numbers)
 
 
 def short(value: float) -> str:

@@ -133,4 +133,4 @@ def as_bytes(figure: Figure, kind: str, form: str, *, inline: bool = False) -> b
 def _named_in_order(svg: bytes) -> bytes:
     """Number the clip paths: matplotlib names some of them by an address in memory, another one each time."""
     names = {name: b"clip%d" % number for number, name in enumerate(re.findall(rb'<clipPath id="(\w+)"', svg))}
-    return re.sub(rb"\b(p[0-9a-f]{10})\b", lambda found: names.get(found[1], found[1]), svg)
+    return re.sub(rb"\b(p[0-9a-f]{10})\b", lambda match: names.get(match[1], match[1]), svg)

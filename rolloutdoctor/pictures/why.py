@@ -21,12 +21,12 @@ def title(data: Why) -> str:
 def bars(ledger: Ledger) -> list[tuple[str, float]]:
     """Return the lines and the remainder that are drawn; the smallest are put together."""
     large = sorted(ledger.lines, key=lambda line: -abs(line.share))[: MOST_BARS - 1]
-    found = [(line.cause, line.share) for line in ledger.lines if line in large]
-    few = len(found) < len(ledger.lines)
+    named_shares = [(line.cause, line.share) for line in ledger.lines if line in large]
+    few = len(named_shares) < len(ledger.lines)
     rest = sum(line.share for line in ledger.lines if line not in large) + ledger.remainder
     if few or abs(rest) > 1e-9 * max(abs(ledger.before), abs(ledger.after)):
-        found.append(("all others" if few else "remainder", rest))
-    return found
+        named_shares.append(("all others" if few else "remainder", rest))
+    return named_shares
 
 
 def draw(data: Why) -> Figure:
@@ -41,10 +41,10 @@ def draw(data: Why) -> Figure:
         words = f"the log holds no term of the {data.title}; `rolloutdoctor plot overview` draws what it holds"
         empty(figure.add_subplot(), words)
         return figure
-    found = bars(ledger)
-    figure = blank(title(data), height=2.4 + 0.44 * (len(found) + 2))
+    named_shares = bars(ledger)
+    figure = blank(title(data), height=2.4 + 0.44 * (len(named_shares) + 2))
     ax = figure.add_subplot()
-    _waterfall(ax, ledger, found)
+    _waterfall(ax, ledger, named_shares)
     cut = "" if ax.get_xlim()[0] == 0 else "; the axis does not begin at 0"
     note = f"{windows(ledger)}; the bars add up to the change; whiskers: 95 % interval of a line{cut}"
     figure.supxlabel(note, x=0.012, ha="left", fontsize=10.5)
@@ -53,12 +53,12 @@ def draw(data: Why) -> Figure:
     return figure
 
 
-def _waterfall(ax: Axes, ledger: Ledger, found: list[tuple[str, float]]) -> None:
+def _waterfall(ax: Axes, ledger: Ledger, named_shares: list[tuple[str, float]]) -> None:
     intervals = {line.cause: line.interval for line in ledger.lines}
-    level, names = ledger.before, ["before", *(name for name, _ in found), "after"]
+    level, names = ledger.before, ["before", *(name for name, _ in named_shares), "after"]
     places = range(len(names))
     ends = [ledger.before, ledger.after]
-    for place, (name, share) in enumerate(found, 1):
+    for place, (name, share) in enumerate(named_shares, 1):
         ax.barh(place, share, left=level, height=0.62, color=ALARM if share < 0 else DARK)
         ax.plot([level, level], [place - 1, place], color=GUIDE, linewidth=0.9, zorder=0)
         between = intervals.get(name)
@@ -67,16 +67,16 @@ def _waterfall(ax: Axes, ledger: Ledger, found: list[tuple[str, float]]) -> None
             ends += [level + end for end in between]
         level += share
         ends.append(level)
-    ax.plot([level, level], [len(found), len(found) + 1], color=GUIDE, linewidth=0.9, zorder=0)
+    ax.plot([level, level], [len(named_shares), len(named_shares) + 1], color=GUIDE, linewidth=0.9, zorder=0)
     low, high = min(ends), max(ends)
     margin = 0.12 * (high - low) or 1.0
     left = low - margin
     if 0 <= low < high - low:
         left = 0.0
-    for place, value in ((0, ledger.before), (len(found) + 1, ledger.after)):
+    for place, value in ((0, ledger.before), (len(named_shares) + 1, ledger.after)):
         ax.barh(place, value - left, left=left, height=0.62, facecolor=PALE, edgecolor=GUIDE, linewidth=0.8)
     ax.set_xlim(left, high + 3 * margin)
-    shares = [number(ledger.before), *(signed(share) for _, share in found), number(ledger.after)]
+    shares = [number(ledger.before), *(signed(share) for _, share in named_shares), number(ledger.after)]
     for place, words in zip(places, shares, strict=True):
         ax.text(high + 2.8 * margin, place, words, va="center", ha="right", fontsize=12)
     ax.set_yticks(list(places), names)

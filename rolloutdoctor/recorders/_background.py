@@ -118,10 +118,10 @@ class BackgroundWriter:
         if self._closed or os.getpid() != self._process:
             return ""
         self._closed = True
-        known = self.failure
+        failure = self.failure
         self._queue.put((None, None))
         self._thread.join()
-        late = f"; {self.failure}" if self.failure != known else ""
+        late = f"; {self.failure}" if self.failure != failure else ""
         try:
             return late + self._finish(recording)
         except Exception as error:  # the boundary that keeps the recorder's faults out of the training

@@ -76,8 +76,8 @@ def at_rows(parts: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, in
         parts: of each micro-batch, the places of its rows and their values ``[n, t]``.
         shape: of the batch.
     """
-    whole = np.zeros(shape, parts[0][1].dtype)
+    padded = np.zeros(shape, parts[0][1].dtype)
     for rows, values in parts:
         width = min(values.shape[1], shape[1])
-        whole[rows, :width] = values[:, :width]
-    return whole
+        padded[rows, :width] = values[:, :width]
+    return padded

@@ -98,33 +98,33 @@ class Generation:
     @cached_property
     def columns(self) -> dict[str, Cells]:
         """Cells that do not change while the batch is trained on; made when first asked for, not when copied."""
-        found: dict[str, Cells] = dict(self.texts)
-        found |= _rewards(self.tensors["rewards"], self.weights, self.reward_names)
+        columns: dict[str, Cells] = dict(self.texts)
+        columns |= _rewards(self.tensors["rewards"], self.weights, self.reward_names)
         advantages = floats(self.tensors["advantages"])
         if advantages.ndim == 1:
-            found["advantage"] = advantages.astype(np.float64)
+            columns["advantage"] = advantages.astype(np.float64)
         else:
-            found["advantages"] = self.cut.lists(advantages, np.float32)
+            columns["advantages"] = self.cut.lists(advantages, np.float32)
         is_prompt = self.tensors["prompt_mask"].bool().numpy()
-        found["prompt_ids"] = Cut.of(is_prompt).lists(self.tensors["prompt_ids"].numpy(), np.int32)
+        columns["prompt_ids"] = Cut.of(is_prompt).lists(self.tensors["prompt_ids"].numpy(), np.int32)
         ids = self.tensors["completion_ids"].numpy()
-        found["response_ids"] = self.cut.lists(ids, np.int32)
-        found |= self._masks()
+        columns["response_ids"] = self.cut.lists(ids, np.int32)
+        columns |= self._masks()
         if self.tool_masks is not None:
-            found["turns"] = turn_cells(self.tool_masks, self.tool_errors)
+            columns["turns"] = turn_cells(self.tool_masks, self.tool_errors)
         for column, key in _TOKEN_TENSORS.items():
             if key in self.tensors:
-                found[column] = self.cut.lists(floats(self.tensors[key]), np.float32)
-        found["rank"] = np.full(len(self), self.rank, np.int32)
+                columns[column] = self.cut.lists(floats(self.tensors[key]), np.float32)
+        columns["rank"] = np.full(len(self), self.rank, np.int32)
         beyond = np.arange(self.mask.shape[1]) >= self.lengths[:, None]
-        found["trained_beyond"] = (self.mask & beyond).sum(1, dtype=np.int32)
+        columns["trained_beyond"] = (self.mask & beyond).sum(1, dtype=np.int32)
         # As TRL decides what is truncated: by the last token. None for an empty response.
         last = ids[np.arange(len(self)), np.maximum(self.lengths - 1, 0)]
-        found["status"] = [
+        columns["status"] = [
             None if not length else "stop" if token in self.ends else "length"
             for length, token in zip(self.lengths.tolist(), last.tolist(), strict=True)
         ]
-        return found
+        return columns
 
     def _masks(self) -> dict[str, Cells]:
         """The mask of the loss; and what the model generated, which is known from the generation alone."""
@@ -262,17 +262,17 @@ def _rewards(rewards: "Tensor", weights: "Tensor", names: Sequence[str]) -> dict
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Two functions may share a name (lambdas); the fields of a struct may not."""
-    found: list[str] = []
+    distinct: list[str] = []
     for name in names:
-        found.append(name if name not in found else f"{name}_{len(found)}")
-    return found
+        distinct.append(name if name not in distinct else f"{name}_{len(distinct)}")
+    return distinct
 
 
 def token_text(trainer: "Trainer", ids: Collection[int]) -> dict[str, object]:
     """Return the text of some token ids for the metadata; empty where there are none, or the tokenizer fails."""
     try:
         tokenizer = _tokenizer_of(trainer)
-        return {"token_text": {str(one): tokenizer.decode([one]) for one in sorted(ids)}} if ids else {}
+        return {"token_text": {str(token_id): tokenizer.decode([token_id]) for token_id in sorted(ids)}} if ids else {}
     except Exception:  # the text of tokens is for people: without it the recording is whole
         return {}
 
@@ -296,11 +296,11 @@ _TRUTHS = ("ground_truth", "solution", "answer")
 
 def _truths(inputs: Sequence[object]) -> list[object]:
     """Reference answers of the rows of the data set; none if it has no such column."""
-    rows = [one for one in inputs if isinstance(one, Mapping)]
-    name = next((name for name in _TRUTHS if all(name in one for one in rows)), None)
+    rows = [example for example in inputs if isinstance(example, Mapping)]
+    name = next((name for name in _TRUTHS if all(name in row for row in rows)), None)
     if name is None or len(rows) < len(inputs):
         return []
-    return [None if one[name] is None else str(one[name]) for one in rows]
+    return [None if row[name] is None else str(row[name]) for row in rows]
 
 
 def _text_columns(scoring: Scoring) -> dict[str, list[object]]:

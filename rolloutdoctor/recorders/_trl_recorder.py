@@ -210,11 +210,11 @@ class Recorder:
     def _on_forward(self, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401 - a tuple that grew over time
         entropies = result[1]
         # Detached, so that no graph outlives its step.
-        found = result[0].detach(), None if entropies is None else entropies.detach()
+        forward = result[0].detach(), None if entropies is None else entropies.detach()
         if self._micro_batch_rows is None:
-            self._generating.append(found)
+            self._generating.append(forward)
         elif self._forward is None:
-            self._forward = found
+            self._forward = forward
 
     def _before_loss(self, args: tuple[Any, ...]) -> None:
         _, inputs = args[:2]

@@ -31,19 +31,19 @@ def _of_row(mask: np.ndarray, failed: Sequence[str | None] | None) -> list[dict[
     edges = np.flatnonzero(np.diff(mask)) + 1
     starts, stops = [0, *edges.tolist()][: len(mask)], [*edges.tolist(), len(mask)]
     is_model = mask[starts].tolist()
-    known = failed is not None and len(failed) == len(is_model) - sum(is_model)
-    left = iter(failed if failed is not None and known else ())
+    is_known = failed is not None and len(failed) == len(is_model) - sum(is_model)
+    left = iter(failed if failed is not None and is_known else ())
     return [
         {
-            "author": "model" if own else "tool",
+            "author": "model" if by_model else "tool",
             "start": start,
             "stop": stop,
             "turn": turn,
             "version": None,
             "status": None,
-            "error": None if own else next(left, None),
+            "error": None if by_model else next(left, None),
         }
-        for turn, (own, start, stop) in enumerate(zip(is_model, starts, stops, strict=False))
+        for turn, (by_model, start, stop) in enumerate(zip(is_model, starts, stops, strict=False))
     ]
 
 
@@ -54,10 +54,10 @@ def tool_errors(messages: object, *, text: bool) -> list[str | None] | None:
         messages: the completion as TRL hands it to the reward functions.
         text: False to say only that a call failed.
     """
-    if not isinstance(messages, Sequence) or not all(isinstance(one, Mapping) for one in messages):
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
         return None
-    runs = groupby(messages, lambda one: one.get("role") == "tool")
-    return [_error([str(one.get("content")) for one in run], text=text) for is_tool, run in runs if is_tool]
+    runs = groupby(messages, lambda message: message.get("role") == "tool")
+    return [_error([str(message.get("content")) for message in run], text=text) for is_tool, run in runs if is_tool]
 
 
 def _error(contents: Sequence[str], *, text: bool) -> str | None:

@@ -80,8 +80,8 @@ class _WhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
@@ -104,16 +104,16 @@ class _Recording:
         make = maker.compute_advantages_and_returns
 
         @wraps(compare)
-        def remembering(log_probs: Any, reference: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - OpenRLHF's
+        def remembering(log_probs: Any, reference: Any, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 - OpenRLHF's
             # An experience keeps the first of the two alone, where the KL is a penalty in the reward.
             self._references[id(log_probs)] = reference
-            return compare(log_probs, reference, *given, **more)
+            return compare(log_probs, reference, *arguments, **more)
 
         @wraps(make)
-        def recorded(own: Any, experiences: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - OpenRLHF's
-            made = make(own, experiences, *given, **more)
-            self.add(own.args, made)
-            return made
+        def recorded(maker: Any, experiences: Any, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 - OpenRLHF's
+            experience = make(maker, experiences, *arguments, **more)
+            self.add(maker.args, experience)
+            return experience
 
         module.compute_approx_kl, maker.compute_advantages_and_returns = remembering, recorded
 
@@ -149,14 +149,14 @@ def options_of(args: Any) -> dict[str, object]:  # noqa: ANN401 - a namespace of
     """Return the values of the options that the analysis knows, by their dotted names."""
     from rolloutdoctor.trainers.openrlhf.trainer import OPTIONS
 
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     for option in OPTIONS:
         value = args
         for part in option.name.split("."):
             value = getattr(value, part, Ellipsis)
         if value is not Ellipsis:
-            found[option.name] = list(value) if isinstance(value, tuple) else value
-    return found
+            options[option.name] = list(value) if isinstance(value, tuple) else value
+    return options
 
 
 def columns_of(
@@ -175,25 +175,27 @@ def columns_of(
     """
     size = int(args.rollout.n_samples_per_prompt)
     rows: list[dict[str, object]] = []
-    for one in experiences:
-        base = one.base_action_log_probs
+    for experience in experiences:
+        base = experience.base_action_log_probs
         if base is None:
-            base = (references or {}).get(id(one.action_log_probs))
-        tokens = {name: getattr(one, field) for name, field in _TOKENS.items()} | {"ref_log_probs": base}
-        for row, position in enumerate(one.index):
-            mask = one.action_mask[row]
+            base = (references or {}).get(id(experience.action_log_probs))
+        tokens = {name: getattr(experience, field) for name, field in _TOKENS.items()} | {"ref_log_probs": base}
+        for row, position in enumerate(experience.index):
+            mask = experience.action_mask[row]
             places = mask.nonzero().flatten()
             start = int(places[0]) if len(places) else 0
-            stop = int(one.attention_mask[row].sum()) - 1
+            stop = int(experience.attention_mask[row].sum()) - 1
             rows.append(
                 {
                     "sample_id": str(position),
                     "group_id": str(position // size),
-                    "reward": float(one.rewards[row]),
-                    "prompt_ids": one.sequences[row, : start + 1].tolist(),
-                    "response_ids": one.sequences[row, start + 1 : stop + 1].tolist(),
+                    "reward": float(experience.rewards[row]),
+                    "prompt_ids": experience.sequences[row, : start + 1].tolist(),
+                    "response_ids": experience.sequences[row, start + 1 : stop + 1].tolist(),
                     "response_mask": mask[start:stop].int().numpy(),
-                    "status": None if one.truncated is None else ("truncated" if one.truncated[row] else "completed"),
+                    "status": None
+                    if experience.truncated is None
+                    else ("truncated" if experience.truncated[row] else "completed"),
                     **{
                         name: None if value is None else value[row, start:stop].float().numpy()
                         for name, value in tokens.items()

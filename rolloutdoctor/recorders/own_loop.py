@@ -116,10 +116,10 @@ class StepRecorder:
     def close(self) -> None:
         """Complete the files; does nothing the second time."""
         if self.recording:
-            known = self._writer.failure
+            failure = self._writer.failure
             lost = self._finish()
-            if known or lost:
-                warn(f"rolloutdoctor closed {self.path}{f': {known}' if known else ''}{lost}")
+            if failure or lost:
+                warn(f"rolloutdoctor closed {self.path}{f': {failure}' if failure else ''}{lost}")
 
     def __enter__(self) -> Self:
         return self
@@ -143,9 +143,9 @@ class StepRecorder:
                 raise SchemaError(f"the column {name!r} {why}")
         copies = {name: copied(value) for name, value in columns.items() if value is not None}
         if copies:
-            own = None if lengths is None else np.asarray(copied(lengths), np.int64)
+            lengths_N = None if lengths is None else np.asarray(copied(lengths), np.int64)
             key = (int(step), str(split))
-            self._writer.put(partial(_table, key, self._rank, copies, own, str(self.path)), key)
+            self._writer.put(partial(_table, key, self._rank, copies, lengths_N, str(self.path)), key)
         if metrics:
             values = {name: None if value is None else float(copied(value)) for name, value in metrics.items()}
             self._writer.put(partial(_metrics_table, int(step), str(split), values))

@@ -33,8 +33,8 @@ PREFIX = "recorded_"
 
 ESTIMATORS = tuple(
     name
-    for name, known in verl_advantages.ESTIMATORS.items()
-    if SPECS[known].rewards == "score" and SPECS[known].columns <= {"response_mask"}
+    for name, estimator in verl_advantages.ESTIMATORS.items()
+    if SPECS[estimator].rewards == "score" and SPECS[estimator].columns <= {"response_mask"}
 )
 """Those that work under any name: verl asks for the others by name, for a critic, greedy rollouts or more inputs."""
 
@@ -93,15 +93,15 @@ def record_estimator(
         token_level_rewards: "Tensor",
         response_mask: "Tensor",
         config: Any = None,  # noqa: ANN401 - verl's AlgoConfig
-        **given: Any,  # noqa: ANN401 - what verl gives to an estimator
+        **arguments: Any,  # noqa: ANN401 - what verl gives to an estimator
     ) -> "tuple[Tensor, Tensor]":
-        inputs = {"config": config, **given}
+        inputs = {"config": config, **arguments}
         if name == "grpo" and config is not None:
             # verl hands this over to the estimator of that name alone: the other forms of it normalise either way.
             inputs["norm_adv_by_std_in_grpo"] = config.get("norm_adv_by_std_in_grpo", True)
-        kept = inputs if takes_all else {key: value for key, value in inputs.items() if key in taken}
-        advantages, returns = original(token_level_rewards=token_level_rewards, response_mask=response_mask, **kept)
-        recording.add(token_level_rewards, response_mask, advantages, given.get("index"), config)
+        passed = inputs if takes_all else {key: value for key, value in inputs.items() if key in taken}
+        advantages, returns = original(token_level_rewards=token_level_rewards, response_mask=response_mask, **passed)
+        recording.add(token_level_rewards, response_mask, advantages, arguments.get("index"), config)
         return advantages, returns
 
     verl.register_adv_est(f"{PREFIX}{name}")(estimate)
@@ -138,20 +138,20 @@ def columns_of(
     if absent:
         raise UsageError(f"this batch of verl has no {', '.join(absent)}; record it after its advantages are computed")
     width = batch["responses"].shape[1]
-    found: dict[str, object] = {"lengths": batch["attention_mask"][:, -width:].sum(1)}
-    found |= {column: batch[key] for column, key in _BATCH_COLUMNS.items() if key in names}
+    columns: dict[str, object] = {"lengths": batch["attention_mask"][:, -width:].sum(1)}
+    columns |= {column: batch[key] for column, key in _BATCH_COLUMNS.items() if key in names}
     if response_mask_pre is not None:
-        found["response_mask_pre"] = response_mask_pre
+        columns["response_mask_pre"] = response_mask_pre
     if "token_level_scores" in names:
-        found |= _scores(batch["token_level_scores"])
+        columns |= _scores(batch["token_level_scores"])
     if "uid" in others:
-        found["group_id"] = [str(each) for each in others["uid"]]
+        columns["group_id"] = [str(each) for each in others["uid"]]
     tasks = _tasks(batch, others)
     if tasks is not None:
-        found["task_id"] = tasks
+        columns["task_id"] = tasks
     if keys:
-        found["trajectory_id"] = _trajectories(keys, len(batch["responses"]))
-    return found
+        columns["trajectory_id"] = _trajectories(keys, len(batch["responses"]))
+    return columns
 
 
 def _tasks(batch: "Mapping[str, Tensor]", others: Mapping[str, Any]) -> list[str | None] | None:
@@ -169,9 +169,9 @@ def _tasks(batch: "Mapping[str, Tensor]", others: Mapping[str, Any]) -> list[str
     if infos is None or "uid" not in others:
         return None
     sources = others.get("data_source", [None] * len(infos))
-    found = [_task(info, source) for info, source in zip(infos, sources, strict=True)]
+    tasks = [_task(info, source) for info, source in zip(infos, sources, strict=True)]
     rows: dict[str, dict[str, list[int]]] = {}
-    for row, (task, uid) in enumerate(zip(found, others["uid"], strict=True)):
+    for row, (task, uid) in enumerate(zip(tasks, others["uid"], strict=True)):
         if task is not None:
             rows.setdefault(task, {}).setdefault(str(uid), []).append(row)
     shared = [list(of_uid.values()) for of_uid in rows.values() if len(of_uid) > 1]
@@ -179,7 +179,7 @@ def _tasks(batch: "Mapping[str, Tensor]", others: Mapping[str, Any]) -> list[str
     if not rows or len({*others["uid"]}) < 2 or (shared and "prompts" not in set(batch.keys())):
         return None
     is_named = all({*_prompts(batch, first)} & {*_prompts(batch, other)} for first, *rest in shared for other in rest)
-    return found if is_named else None
+    return tasks if is_named else None
 
 
 def _task(info: object, source: object) -> str | None:
@@ -199,13 +199,13 @@ def _prompts(batch: "Mapping[str, Tensor]", rows: Sequence[int]) -> list[tuple[i
 def _trajectories(keys: Sequence[str], rows: int) -> list[int]:
     from rolloutdoctor.trainers.verl.dump import trajectory_of
 
-    found = [number for key in keys if (number := trajectory_of(key)) is not None]
-    if not len(found) == len(keys) == rows:
+    ids = [number for key in keys if (number := trajectory_of(key)) is not None]
+    if not len(ids) == len(keys) == rows:
         raise UsageError(
-            f"keys: {len(keys)} for {rows} rows, {len(found)} of the form uid_session_output; give KVBatchMeta.keys of "
+            f"keys: {len(keys)} for {rows} rows, {len(ids)} of the form uid_session_output; give KVBatchMeta.keys of "
             "verl's V1 trainer"
         )
-    return found
+    return ids
 
 
 class _Recording:
@@ -244,9 +244,9 @@ class _Recording:
                 "with algorithm.use_kl_in_reward an estimator is given the scores minus the KL penalty, and the rows "
                 "need the scores themselves; record the whole batch with columns_of"
             )
-        known = {option.name for option in TRAINER.options}
-        options = {name: value for name, value in self._config.items() if name in known}
-        for option in sorted(known):
+        names = {option.name for option in TRAINER.options}
+        options = {name: value for name, value in self._config.items() if name in names}
+        for option in sorted(names):
             section, *keys = option.split(".")
             value = _inside(config, keys) if section == "algorithm" else None
             if value is not None:
@@ -263,10 +263,10 @@ class _Recording:
 
 def _scores(scores: "Tensor") -> dict[str, object]:
     """The score of each row, and those of its tokens where more than one has any."""
-    found: dict[str, object] = {"reward": scores.double().sum(1)}
+    columns: dict[str, object] = {"reward": scores.double().sum(1)}
     if bool(((scores != 0).sum(1) > 1).any()):
-        found["token_rewards"] = scores
-    return found
+        columns["token_rewards"] = scores
+    return columns
 
 
 def _last(marked: "Tensor") -> "Tensor":

@@ -92,11 +92,11 @@ class Recomputed(RunResult):
         lines: list[dict[str, object]] = []
         for step in self.steps:
             line: dict[str, object] = {"step": step.step, "split": step.split, "rows": step.rows}
-            for side, found in (("", step.before), ("_fixed", step.fixed)):
-                if found is None:
+            for side, numbers in (("", step.before), ("_fixed", step.fixed)):
+                if numbers is None:
                     continue
-                own = {name: value for name, value in vars(found).items() if name != "metrics"}
-                line |= {f"{name}{side}": value for name, value in (dict(found.metrics) | own).items()}
+                totals = {name: value for name, value in vars(numbers).items() if name != "metrics"}
+                line |= {f"{name}{side}": value for name, value in (dict(numbers.metrics) | totals).items()}
             lines.append(line | {f"{name}_logged": value for name, value in step.logged.items()})
         return pl.DataFrame(lines, infer_schema_length=None)
 
@@ -208,7 +208,7 @@ class Effect:
         """
         if name.endswith("/mean"):
             ends = [self.metrics.get(name.removesuffix("/mean") + end) for end in ("/min", "/max")]
-            sizes = [abs(one.before) for one in ends if one is not None and one.before is not None]
+            sizes = [abs(pair.before) for pair in ends if pair is not None and pair.before is not None]
             return 0.01 * max(filter(math.isfinite, sizes), default=0.0)
         gradient = self.total["grad_l1_before"].value
         if "loss" not in name or "kl" in name.lower() or not gradient or not math.isfinite(gradient):

@@ -100,7 +100,7 @@ def naming(trainer: str) -> Iterator[None]:
         raise
 
 
-def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
+def nearest(word: str, candidates: "list[str] | tuple[str, ...]") -> str:
     """Return ``; did you mean 'x'?`` for the known word closest to `word`, or an empty string.
 
     >>> nearest("betta", ["beta", "epsilon"])
@@ -112,6 +112,6 @@ def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
     """
     import difflib
 
-    by_lower = {each.lower(): each for each in reversed(known)}
+    by_lower = {each.lower(): each for each in reversed(candidates)}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -47,7 +47,7 @@ def visible_lines(text: str, *, colored: bool = False) -> str:
     b
     """
     if colored:
-        return _COLOR_OR_CONTROL.sub(lambda found: found[1] or _shown(found), text)
+        return _COLOR_OR_CONTROL.sub(lambda match: match[1] or _shown(match), text)
     return _CONTROL_IN_LINES.sub(_shown, text)
 
 
@@ -76,7 +76,7 @@ def sentence(text: str) -> str:
 
     A message says first where something is wrong and last what to do; what it quotes stands between them.
     """
-    words = _LONG_WORD.sub(lambda found: cut(found[0]), text)
+    words = _LONG_WORD.sub(lambda match: cut(match[0]), text)
     if len(words) > _LONGEST_MESSAGE:
         tail = _LONGEST_MESSAGE - _HEAD
         left_out = len(words) - _LONGEST_MESSAGE
@@ -100,11 +100,11 @@ def json_text(value: object, *, indent: int | None = None, ascii_only: bool = Fa
     try:
         text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
     except ValueError:
-        known = _without_nan(value)
-        text = json.dumps(known, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+        cleaned = _without_nan(value)
+        text = json.dumps(cleaned, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
     # Outside of its strings JSON has none of these; the last two are what a job's log takes for a command.
     text = text.replace("##[", "#\\u0023[")
-    return _NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _NOT_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _without_nan(value: object) -> object:
@@ -117,6 +117,6 @@ def _without_nan(value: object) -> object:
     return value
 
 
-def _shown(found: re.Match[str]) -> str:
-    letter = found[0]
+def _shown(match: re.Match[str]) -> str:
+    letter = match[0]
     return _NAMED.get(letter) or (f"\\x{ord(letter):02x}" if ord(letter) < 0x100 else f"\\u{ord(letter):04x}")

@@ -26,8 +26,8 @@ def mean(values: Sequence[float]) -> float:
 
 def ratio(part: float, whole: float) -> float | None:
     """Return ``part / whole``, or None where there is no whole (a share of nothing is not 0) or no finite result."""
-    found = part / whole if whole else math.nan
-    return found if math.isfinite(found) else None
+    quotient = part / whole if whole else math.nan
+    return quotient if math.isfinite(quotient) else None
 
 
 def _scaled(values: Sequence[float], count: int) -> float:

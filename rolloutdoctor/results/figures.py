@@ -52,8 +52,8 @@ def banded(bands: Iterable[Band]) -> tuple[Band, ...]:
     return tuple(cells.values())
 
 
-def _both(one: Histogram | None, other: Histogram | None) -> Histogram | None:
-    return one if other is None else other if one is None else one + other
+def _both(left: Histogram | None, right: Histogram | None) -> Histogram | None:
+    return left if right is None else right if left is None else left + right
 
 
 @dataclass(frozen=True)
@@ -486,9 +486,9 @@ def known_kind(kind: str) -> str:
     Raises:
         UsageError: if there is no such picture.
     """
-    known = [*KINDS, *ASKED]
-    if kind not in known:
-        raise UsageError(f"no picture {kind!r} (known: {', '.join(known)}){nearest(kind, known)}")
+    kinds = [*KINDS, *ASKED]
+    if kind not in kinds:
+        raise UsageError(f"no picture {kind!r} (known: {', '.join(kinds)}){nearest(kind, kinds)}")
     return kind
 
 

@@ -129,8 +129,8 @@ class Finding(Displayed):
     @property
     def onset(self) -> float | None:
         """The step from which it holds, as far as it says so."""
-        found = self.measures.get("onset")
-        return None if found is None else found.value
+        measure = self.measures.get("onset")
+        return None if measure is None else measure.value
 
     @property
     def weight(self) -> tuple[int, bool]:
@@ -371,7 +371,7 @@ class Report(RunResult):
 
     def clean_words(self) -> list[str]:
         """Code and name of each clean rule; where its verdict rests on a sample, with what that excludes."""
-        clauses = {one.code: f": {one.words}" for one in self.excluded}
+        clauses = {entry.code: f": {entry.words}" for entry in self.excluded}
         return [f"{code} {name}{clauses.get(code, '')}" for code, name in self.clean]
 
     @property
@@ -384,9 +384,9 @@ class Report(RunResult):
         import polars as pl
 
         lines = [
-            (found.code, found.name, found.severity.label, found.verdict, name, measure.value, measure.unit)
-            for found in self.findings
-            for name, measure in found.measures.items()
+            (finding.code, finding.name, finding.severity.label, finding.verdict, name, measure.value, measure.unit)
+            for finding in self.findings
+            for name, measure in finding.measures.items()
         ]
         schema = {"code": pl.String, "name": pl.String, "severity": pl.String, "verdict": pl.String}
         return pl.DataFrame(

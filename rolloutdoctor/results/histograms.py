@@ -50,23 +50,26 @@ class Histogram:
             some = self if self.counts else other
             return Histogram(some.power, some.first, some.counts, nonfinite)
         power = max(self.power, other.power)
-        one, two = self.widened(power), other.widened(power)
-        while max(one.first + len(one.counts), two.first + len(two.counts)) - min(one.first, two.first) > FINE_BINS:
+        left, right = self.widened(power), other.widened(power)
+        while (
+            max(left.first + len(left.counts), right.first + len(right.counts)) - min(left.first, right.first)
+            > FINE_BINS
+        ):
             power += 1
-            one, two = one.widened(power), two.widened(power)
-        first = min(one.first, two.first)
-        counts = [0] * (max(one.first + len(one.counts), two.first + len(two.counts)) - first)
-        for part in (one, two):
-            here = slice(part.first - first, part.first - first + len(part.counts))
-            counts[here] = map(add, counts[here], part.counts)
+            left, right = left.widened(power), right.widened(power)
+        first = min(left.first, right.first)
+        counts = [0] * (max(left.first + len(left.counts), right.first + len(right.counts)) - first)
+        for part in (left, right):
+            span = slice(part.first - first, part.first - first + len(part.counts))
+            counts[span] = map(add, counts[span], part.counts)
         return Histogram(power, first, tuple(counts), nonfinite)
 
     def widened(self, power: int) -> "Histogram":
         """The same values in bins of width ``3 ** power``, which is not less than the present width."""
-        found = self
-        while found.power < power:
-            found = found.merged(3, found.power + 1)
-        return found
+        widened = self
+        while widened.power < power:
+            widened = widened.merged(3, widened.power + 1)
+        return widened
 
     def merged(self, size: int, power: int | None = None) -> "Histogram":
         """Put an odd number of bins into one; with `power` None the caller's `size` gives the width."""
@@ -118,17 +121,20 @@ def on_one_grid(histograms: Sequence[Histogram], most: int = 61, zoom: bool = Tr
         return Bins(1.0, (0.0,), ((0,),) * len(histograms), nothing, nothing)
     power = max(histogram.power for histogram in filled)
     # Bins much finer than the values are rounding, and values that are all equal need a width to be seen.
-    largest = max(max(abs(one.first), abs(one.first + len(one.counts) - 1)) * one.width for one in filled)
+    largest = max(
+        max(abs(histogram.first), abs(histogram.first + len(histogram.counts) - 1)) * histogram.width
+        for histogram in filled
+    )
     while 3.0**power < 1e-4 * largest or (largest == 0 and power < -3):
         power += 1
     wide = [histogram.widened(power) for histogram in histograms]
-    first = min(one.first for one in wide if one.counts)
-    last = max(one.first + len(one.counts) - 1 for one in wide if one.counts)
+    first = min(histogram.first for histogram in wide if histogram.counts)
+    last = max(histogram.first + len(histogram.counts) - 1 for histogram in wide if histogram.counts)
     if zoom:
         first, last = _middle(wide, first, last)
     size = -(-(last - first + 1) // most)
     size += 1 - size % 2
-    drawn = [one.merged(size).cells for one in wide]
+    drawn = [histogram.merged(size).cells for histogram in wide]
     places, width = range((first + size // 2) // size, (last + size // 2) // size + 1), 3.0**power * size
     return Bins(
         width,
@@ -141,12 +147,12 @@ def on_one_grid(histograms: Sequence[Histogram], most: int = 61, zoom: bool = Tr
 
 def _middle(histograms: Sequence[Histogram], first: int, last: int) -> tuple[int, int]:
     """The narrowest range that cuts at most `TAIL` of the values at either end, if it is eight times narrower."""
-    cells = sum((one.cells for one in histograms), Counter())
+    cells = sum((histogram.cells for histogram in histograms), Counter())
     spare = TAIL * cells.total()
 
     def end(places: range) -> int:
-        seen = accumulate(cells[place] for place in places)
-        return next(place for place, count in zip(places, seen, strict=True) if count > spare)
+        cumulative = accumulate(cells[place] for place in places)
+        return next(place for place, count in zip(places, cumulative, strict=True) if count > spare)
 
     low, high = end(range(first, last + 1)), end(range(last, first - 1, -1))
     span = max(high - low + 1, 9)

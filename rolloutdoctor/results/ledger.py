@@ -123,7 +123,9 @@ class Ledger:
     def largest(self) -> Line | None:
         """The line that accounts for most in the direction of the change; None where none does."""
         sign = 1 if self.change > 0 else -1
-        return max((one for one in self.lines if one.share * sign > 0), key=lambda one: one.share * sign, default=None)
+        return max(
+            (line for line in self.lines if line.share * sign > 0), key=lambda line: line.share * sign, default=None
+        )
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,9 @@ class Why(RunResult):
         import polars as pl
 
         lines = [
-            {"at": one.at, "cause": line.cause, "share": line.share, "low": low, "high": high, "rows": line.count}
-            for one in self.ledgers
-            for line in (*one.lines, Line("remainder", one.remainder))
+            {"at": ledger.at, "cause": line.cause, "share": line.share, "low": low, "high": high, "rows": line.count}
+            for ledger in self.ledgers
+            for line in (*ledger.lines, Line("remainder", ledger.remainder))
             for low, high in [line.interval or (None, None)]
         ]
         return pl.DataFrame(lines, infer_schema_length=None)

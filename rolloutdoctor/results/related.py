@@ -46,7 +46,7 @@ EXPLAINED_BY: dict[str, tuple[tuple[str, str], ...]] = {
 """Code of a rule to the rules whose finding says why, the likeliest first, each with what it says."""
 
 
-def explanation(code: str, found: Iterable[str]) -> str:
+def explanation(code: str, codes: Iterable[str]) -> str:
     """Say in a few words which other finding explains a finding, or nothing.
 
     >>> explanation("RDG002", ["RDG001", "RDG002"]), explanation("RDG001", ["RDG001", "RDG002"])
@@ -54,7 +54,7 @@ def explanation(code: str, found: Iterable[str]) -> str:
     >>> explanation("RDO001", ["RDO001", "RDO008"])
     'RDO008 shows a likely cause: other experts'
     """
-    others = set(found)
+    others = set(codes)
     return next((f"{other} shows {words}" for other, words in EXPLAINED_BY.get(code, ()) if other in others), "")
 
 

@@ -229,10 +229,10 @@ class RunComparison(Displayed):
 
     def __repr__(self) -> str:
         """Summarise the comparison in a line."""
-        what = (
+        words = (
             "equal" if not self.differs else f"first difference at step {self.first.step}" if self.first else "differ"
         )
-        return f"<RunComparison {self.a.name} and {self.b.name}: {what}; {self.steps[0]:,} steps in both>"
+        return f"<RunComparison {self.a.name} and {self.b.name}: {words}; {self.steps[0]:,} steps in both>"
 
     @property
     def differs(self) -> bool:
@@ -241,7 +241,7 @@ class RunComparison(Displayed):
             self.first is not None
             or bool(self.options or self.steps[1] or self.steps[2])
             or any(pair.a != pair.b for pair in self.findings)
-            or any(one.equal < len(one.values) for one in self.quantities)
+            or any(quantity.equal < len(quantity.values) for quantity in self.quantities)
         )
 
     def frame(self) -> "pl.DataFrame":
@@ -249,9 +249,9 @@ class RunComparison(Displayed):
         import polars as pl
 
         lines = [
-            (one.name, one.origin, one.split, step, a, b, b - a)
-            for one in self.quantities
-            for step, (a, b) in zip(one.steps, one.values, strict=True)
+            (quantity.name, quantity.origin, quantity.split, step, a, b, b - a)
+            for quantity in self.quantities
+            for step, (a, b) in zip(quantity.steps, quantity.values, strict=True)
         ]
         names = ("quantity", "origin", "split", "step", "a", "b", "difference")
         types = (pl.String, pl.String, pl.String, pl.Int64, pl.Float64, pl.Float64, pl.Float64)

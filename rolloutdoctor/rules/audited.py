@@ -88,9 +88,9 @@ class AuditedRule(Rule[AuditedMeasured]):
 
     def measured(self, run: RunTables, context: Context) -> AuditedMeasured:
         """Query a run."""
-        found = self.queried(run, context)
-        counts = found.table.select(pl.sum("compared", "agree", "not_compared")).to_dicts()[0]
-        return AuditedMeasured(found.table, found.values, run, **counts, steps=self.occurrences(run))
+        queried = self.queried(run, context)
+        counts = queried.table.select(pl.sum("compared", "agree", "not_compared")).to_dicts()[0]
+        return AuditedMeasured(queried.table, queried.values, run, **counts, steps=self.occurrences(run))
 
     def occurrences(self, run: RunTables) -> int:
         """Return in how many steps the fault could show itself: where it `occurs`, else those with rows."""
@@ -167,13 +167,13 @@ class AuditedRule(Rule[AuditedMeasured]):
 
     def _rival(self, context: Context) -> Cause | None:
         """A cause of another rule that gives the same values as a hypothesis of this one."""
-        causes = [cause for found in context.causes.values() for cause in found if cause.also]
+        causes = [cause for several in context.causes.values() for cause in several if cause.also]
         if not causes:
             return None
         from rolloutdoctor.search.hypotheses.table import HYPOTHESES
 
-        own = {one.name for one in HYPOTHESES if one.code == self.code}
-        return next((cause for cause in causes if cause.code != self.code and own & {*cause.also}), None)
+        names = {hypothesis.name for hypothesis in HYPOTHESES if hypothesis.code == self.code}
+        return next((cause for cause in causes if cause.code != self.code and names & {*cause.also}), None)
 
     def decisive_parts(self, run: AuditedMeasured, context: Context) -> tuple[Part, ...]:
         """None: that the logged values agree says that the options are right."""
@@ -252,16 +252,16 @@ class CountingRule(DirectRule):
 
     def measured(self, run: RunTables, context: Context) -> CountedMeasured:
         """Query a run."""
-        found = super().measured(run, context)
-        looked_at, shown, size = found.table.select(pl.sum(*COUNTED)).row(0)
-        return CountedMeasured(**vars(found), looked_at=int(looked_at), shown=int(shown), size=size)
+        audited = super().measured(run, context)
+        looked_at, shown, size = audited.table.select(pl.sum(*COUNTED)).row(0)
+        return CountedMeasured(**vars(audited), looked_at=int(looked_at), shown=int(shown), size=size)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The audit's, and what was looked at."""
         looked_at, shown = (pl.sum(name).cast(pl.Int64) for name in COUNTED[:2])
-        own = {f"{self.unit}_looked_at": looked_at, f"{self.unit}_shown": shown}
-        known = {name: (pl.when(looked_at > 0).then(value), self.unit) for name, value in own.items()}
-        return {**super().quantities(), **known}
+        counts = {f"{self.unit}_looked_at": looked_at, f"{self.unit}_shown": shown}
+        measures = {name: (pl.when(looked_at > 0).then(value), self.unit) for name, value in counts.items()}
+        return {**super().quantities(), **measures}
 
 
 class RowCountingRule(CountingRule):
@@ -306,7 +306,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     if cause.also:
         evidence += f"; these data cannot distinguish it from {', '.join(cause.also)}"
     if len(causes) > 1:
-        evidence += f"; also: {'; '.join(one.words for one in causes[1:])}"
+        evidence += f"; also: {'; '.join(cause.words for cause in causes[1:])}"
     return Judgement(
         severity=severity,
         confirmed=True,
@@ -337,16 +337,16 @@ class DiffersRule(AuditedRule):
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: the run contradicts what it says of itself."""
         causes = context.causes.get(self.code, ())
-        found = {name: tally for name, tally in context.unexplained.items() if tally.stage in self.stages}
+        unexplained = {name: tally for name, tally in context.unexplained.items() if tally.stage in self.stages}
         if causes:
             established = judged(causes, Severity.ERROR)
-            beyond = f"; beyond that, no known cause explains {listed(found)}" if found else ""
+            beyond = f"; beyond that, no known cause explains {listed(unexplained)}" if unexplained else ""
             return replace(established, message=established.message + beyond)
-        if not found:
+        if not unexplained:
             return None
-        name, worst = max(found.items(), key=lambda one: (one[1].disagree, one[0]))
-        total = sum(tally.disagree for tally in found.values())
-        compared = sum(tally.compared for tally in found.values())
+        name, worst = max(unexplained.items(), key=lambda named_tally: (named_tally[1].disagree, named_tally[0]))
+        total = sum(tally.disagree for tally in unexplained.values())
+        compared = sum(tally.compared for tally in unexplained.values())
         first = off = ""
         if worst.first is not None:
             step, sample, logged, recomputed = worst.first
@@ -359,9 +359,9 @@ class DiffersRule(AuditedRule):
             first = (
                 f"{name} is {worst.shape}; first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
             )
-        names = listed(found)
-        given = context.given if "advantages" in self.stages else frozenset[str]()
-        so_made = f"; the update used the logged advantages: {listed(given)} agree with them" if given else ""
+        names = listed(unexplained)
+        agreeing = context.given if "advantages" in self.stages else frozenset[str]()
+        so_made = f"; the update used the logged advantages: {listed(agreeing)} agree with them" if agreeing else ""
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,

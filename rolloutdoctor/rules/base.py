@@ -239,9 +239,9 @@ MIXED_SPLITS = Missing(
 )
 
 
-def too_few(found: int, noun: str, of: str, needed: int, remedy: str = "widen --steps") -> Missing | None:
+def too_few(count: int, noun: str, of: str, needed: int, remedy: str = "widen --steps") -> Missing | None:
     """Say that a rule saw fewer of something than it needs; None if it saw enough."""
-    return Missing(f"{counted(found, noun)} {of}; needs {needed}", remedy) if found < needed else None
+    return Missing(f"{counted(count, noun)} {of}; needs {needed}", remedy) if count < needed else None
 
 
 def baseline_per_token(context: Context) -> Missing | None:
@@ -268,10 +268,10 @@ def made_otherwise(context: Context) -> Missing | None:
     return None
 
 
-def own_name(context: Context, what: str) -> str:
+def own_name(context: Context, name: str) -> str:
     """Name an option in words, and as the trainer of the run does where that is known."""
-    own = None if context.writer is None else context.writer.roles.advised.get(what)
-    return what if own is None else f"{what} ({own})"
+    option = None if context.writer is None else context.writer.roles.advised.get(name)
+    return name if option is None else f"{name} ({option})"
 
 
 def kl_coefficient(context: Context, *, in_reward: bool | None = None) -> str:
@@ -281,11 +281,11 @@ def kl_coefficient(context: Context, *, in_reward: bool | None = None) -> str:
         context: of the run.
         in_reward: the KL in question is in the reward; None: as the objective of the run has it.
     """
-    what, objective, writer = "the KL coefficient", context.objective, context.writer
+    title, objective, writer = "the KL coefficient", context.objective, context.writer
     if in_reward is None:
         in_reward = objective is not None and objective.kl_loss is None and objective.kl_reward is not None
     penalty = None if writer is None or not in_reward else writer.choices.penalty_option
-    return own_name(context, what) if penalty is None else f"{what} ({penalty})"
+    return own_name(context, title) if penalty is None else f"{title} ({penalty})"
 
 
 def sampling_option(context: Context, name: str) -> float | None:
@@ -293,8 +293,8 @@ def sampling_option(context: Context, name: str) -> float | None:
     if context.config is None:
         return None
     for full, setting in context.config.settings.items():
-        own = full.rpartition(".")[2] in (name, f"rollout_{name}") and "val_kwargs" not in full
-        if own and not setting.assumed and not setting.origin.startswith("default of "):
+        is_option = full.rpartition(".")[2] in (name, f"rollout_{name}") and "val_kwargs" not in full
+        if is_option and not setting.assumed and not setting.origin.startswith("default of "):
             return float(setting.value) if isinstance(setting.value, int | float) else None
     return None
 
@@ -303,8 +303,8 @@ def logs_remedy() -> str:
     """Name the logs to give where the trainer of the run is unknown."""
     from rolloutdoctor.trainers.table import TRAINERS
 
-    own = ", ".join(dict.fromkeys(one.log.file for one in TRAINERS.values() if one.log.file is not None))
-    return f"give the trainer's log as well: {own}, or an export as CSV or JSON Lines"
+    files = ", ".join(dict.fromkeys(trainer.log.file for trainer in TRAINERS.values() if trainer.log.file is not None))
+    return f"give the trainer's log as well: {files}, or an export as CSV or JSON Lines"
 
 
 def release_with_fix(context: "Context", name: str) -> str:
@@ -316,15 +316,15 @@ def release_with_fix(context: "Context", name: str) -> str:
     return FIXES[name].remedy(context.trainer.name, context.trainer.title)
 
 
-def excluded_share(code: str, effect: str, found: int, seen: int, *, limit: float, of: str) -> Excluded:
+def excluded_share(code: str, effect: str, count: int, total: int, *, limit: float, of: str) -> Excluded:
     """Bound the share of what a rule looks for, at 99.9 %, by what it found of what it saw.
 
     Args:
         code: code of the rule.
         effect: what it looks for, a noun with its article.
-        found: how many it found.
-        seen: how many it looked at, at least 1.
+        count: how many it found.
+        total: how many it looked at, at least 1.
         limit: share from which the rule reports.
         of: what it looked at, a plural.
     """
-    return Excluded(code, effect, share_bound(found, seen)[1], "", found / seen, limit, seen, of)
+    return Excluded(code, effect, share_bound(count, total)[1], "", count / total, limit, total, of)

@@ -25,5 +25,5 @@ def is_chance_cluster(values: "Values", medians: "Values", level: float) -> bool
     low, high = np.flatnonzero(~is_above[:top]), np.flatnonzero(~is_above[top:])
     start, end = (int(low[-1]) + 1 if len(low) else 0), (top + int(high[0]) if len(high) else len(values))
     count, hits, share = end - start, int((values[start:end] > level).sum()), float((values > level).mean())
-    tail = sum(comb(count, one) * share**one * (1 - share) ** (count - one) for one in range(hits, count + 1))
+    tail = sum(comb(count, hit) * share**hit * (1 - share) ** (count - hit) for hit in range(hits, count + 1))
     return len(values) * tail > FALSE_ALARM

@@ -50,7 +50,7 @@ def fitted_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
     """
     import numpy as np
 
-    found = [EMPTY_LINES]
+    frames = [EMPTY_LINES]
     for total in _sums(context):
         lines = wide.filter(pl.all_horizontal(pl.col(total.total, *total.terms).is_finite()))
         if len(lines) < len(total.terms) + _SPARE:
@@ -64,7 +64,7 @@ def fitted_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
         bound = float(np.sqrt(np.sum((np.sum(sizes * np.abs((1.0, *weights)), axis=1) + total.cancels) ** 2)))
         beyond = np.abs(left - right) / bound if bound > 0 else np.zeros(len(left))
         sides = {"left": left, "right": right, "beyond": beyond}
-        found.append(
+        frames.append(
             lines.select(
                 *STEP_KEY,
                 identity=pl.lit(total.words),
@@ -73,13 +73,13 @@ def fitted_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
                 **{name: pl.Series(values).round_sig_figs(6) for name, values in sides.items()},
             )
         )
-    return pl.concat(found, how="vertical_relaxed")
+    return pl.concat(frames, how="vertical_relaxed")
 
 
 def _sums(context: Context) -> Iterator[Sum]:
     """Yield the sums whose metrics the log has and whose coefficients no option states."""
-    told = whose(context.metrics) if context.writer is None else context.writer.name
-    trainer = SAME.get(told or "", told or "")
+    trainer_name = whose(context.metrics) if context.writer is None else context.writer.name
+    trainer = SAME.get(trainer_name or "", trainer_name or "")
     logged = context.metrics
     # A loop of one's own has names of a trainer, and terms in its loss that the trainer has not.
     is_own = context.writer is None and any(not is_named(name) and not is_bookkeeping(name) for name in logged)

@@ -25,7 +25,7 @@ def sums_of(label: str) -> dict[str, pl.Expr]:
     """Return what a fix changes in a step, as sums over its rows; `largest` is null where it was not evaluated."""
     shift, names = pl.col(f"{label}/shift"), ("grad_l1", "grad_sq", *(f"{label}/{name}" for name in OF_FIX))
     both = pl.col("grad_l1").is_not_null() & pl.col(f"{label}/versus_l1").is_not_null()
-    sums = {own: pl.col(name).filter(both).sum() for own, name in zip(OF_STEP, names, strict=True)}
+    sums = {column: pl.col(name).filter(both).sum() for column, name in zip(OF_STEP, names, strict=True)}
     sums |= {"rows": (shift > 0).sum(), "shift": shift.sum(), "largest": shift.max()}
     return {f"{label}/{name}": sum_ for name, sum_ in sums.items()}
 

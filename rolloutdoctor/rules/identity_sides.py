@@ -23,8 +23,8 @@ EMPTY_LINES = pl.DataFrame(
 
 def related_metrics(context: Context) -> frozenset[str]:
     """Return the metrics that stand in an identity."""
-    found = [(*one.terms, *terms_of(identity.cancels)) for identity, one in relations_of(context)]
-    return frozenset(term.metric for terms in found for term in terms if term.metric)
+    sides = [(*relation.terms, *terms_of(identity.cancels)) for identity, relation in relations_of(context)]
+    return frozenset(term.metric for terms in sides for term in terms if term.metric)
 
 
 def relation_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
@@ -34,34 +34,36 @@ def relation_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
         wide: step, split, and a column for each of the `related_metrics`.
         context: the options, what is logged and how it was rounded.
     """
-    found = [EMPTY_LINES]
-    for identity, one in relations_of(context):
-        sides = compared(one, terms_of(identity.cancels), context)
-        lines = wide.select(*STEP_KEY, identity=pl.lit(one.words), exact=pl.lit(identity.exact), **sides)
-        found.append(lines.filter(pl.col("left").is_finite(), pl.col("right").is_finite()))
-    return pl.concat(found, how="vertical_relaxed").sort("step", maintain_order=True)
+    frames = [EMPTY_LINES]
+    for identity, relation in relations_of(context):
+        sides = compared(relation, terms_of(identity.cancels), context)
+        lines = wide.select(*STEP_KEY, identity=pl.lit(relation.words), exact=pl.lit(identity.exact), **sides)
+        frames.append(lines.filter(pl.col("left").is_finite(), pl.col("right").is_finite()))
+    return pl.concat(frames, how="vertical_relaxed").sort("step", maintain_order=True)
 
 
 def relations_of(context: Context) -> Iterator[tuple[Identity, Relation]]:
     """Yield the identities of the trainer and its release whose metrics and options are there."""
-    told = whose(context.metrics)
-    trainer = told if context.writer is None or told in DIALECTS else context.writer.name
+    trainer_name = whose(context.metrics)
+    trainer = trainer_name if context.writer is None or trainer_name in DIALECTS else context.writer.name
     config = context.config if context.version_stated else None
     release = None if config is None else ".".join(map(str, config.version))
     for identity in IDENTITIES.get(SAME.get(trainer or "", trainer or ""), ()):
         holds = all(_is_stated_as(context, name, value) for name, value in identity.when.items())
         if holds and identity.holds_at(release) and (not identity.each_step or _logs_each_step(context)):
-            for one in identity.relations_in(context.metrics):
-                if all(_factors(context, term) for term in one.terms) and _has_own_names(context, identity, one):
-                    yield identity, one
+            for relation in identity.relations_in(context.metrics):
+                if all(_factors(context, term) for term in relation.terms) and _has_own_names(
+                    context, identity, relation
+                ):
+                    yield identity, relation
 
 
-def _has_own_names(context: Context, identity: Identity, one: Relation) -> bool:
+def _has_own_names(context: Context, identity: Identity, relation: Relation) -> bool:
     """Tell whether each reward function has a metric of its own: TRL averages those of functions with one name.
 
     There are as many functions as weights. Without weights the log of one metric may show it (`compared`).
     """
-    weighted = [term for term in one.terms if "|" in term.option]
+    weighted = [term for term in relation.terms if "|" in term.option]
     weights = _option(context, weighted[0].option) if weighted else None
     if isinstance(weights, tuple):
         return len(weights) == len(weighted)
@@ -98,17 +100,17 @@ def _factors(context: Context, term: Term) -> tuple[float, ...]:
     """Return what the metric of a term may be multiplied by; nothing if an option of it is not stated."""
     values = [_option(context, name) for name in term.option.split("/")] if term.option else [1.0]
     if isinstance(values[0], tuple):
-        return tuple(sorted({term.factor * one for one in values[0]}))
-    numbers = [float(one) for one in values if isinstance(one, int | float)]
+        return tuple(sorted({term.factor * number for number in values[0]}))
+    numbers = [float(number) for number in values if isinstance(number, int | float)]
     is_known = len(numbers) == len(values) and all(numbers[1:])
     return (term.factor * numbers[0] / (numbers[1] if len(numbers) > 1 else 1.0),) if is_known else ()
 
 
-def compared(one: Relation, cancels: tuple[Term, ...], context: Context) -> dict[str, pl.Expr]:
+def compared(relation: Relation, cancels: tuple[Term, ...], context: Context) -> dict[str, pl.Expr]:
     """Return the two sides of an identity, and how many rounding radii they are too far apart.
 
     Args:
-        one: the identity, between columns of a table.
+        relation: the identity, between columns of a table.
         cancels: sizes of what cancels in it.
         context: the options, what is logged and how it was rounded.
 
@@ -116,30 +118,30 @@ def compared(one: Relation, cancels: tuple[Term, ...], context: Context) -> dict
         `left`, `right` and `beyond`, which is above 1 where the identity fails; `left` is null where several functions
         may share the name of the only reward.
     """
-    factors = {term: _factors(context, term) for term in one.terms}
-    values = {term: _value(term, context) for term in one.terms}
-    parts = {term: [factor * values[term] for factor in factors[term]] for term in one.terms}
-    left = pl.sum_horizontal([parts[term][0] for term in one.left], ignore_nulls=False)
-    match one.sign:
+    factors = {term: _factors(context, term) for term in relation.terms}
+    values = {term: _value(term, context) for term in relation.terms}
+    parts = {term: [factor * values[term] for factor in factors[term]] for term in relation.terms}
+    left = pl.sum_horizontal([parts[term][0] for term in relation.left], ignore_nulls=False)
+    match relation.sign:
         case "whole":
             right = left.round()
         case "within":
-            low = pl.sum_horizontal([pl.min_horizontal(0.0, *parts[term]) for term in one.right])
-            high = pl.sum_horizontal([pl.max_horizontal(0.0, *parts[term]) for term in one.right])
+            low = pl.sum_horizontal([pl.min_horizontal(0.0, *parts[term]) for term in relation.right])
+            high = pl.sum_horizontal([pl.max_horizontal(0.0, *parts[term]) for term in relation.right])
             right = left.clip(low, high)
         case _:
-            right = pl.sum_horizontal([parts[term][0] for term in one.right], ignore_nulls=False)
-    apart = left - right if one.sign == "<=" else (left - right).abs()
+            right = pl.sum_horizontal([parts[term][0] for term in relation.right], ignore_nulls=False)
+    apart = left - right if relation.sign == "<=" else (left - right).abs()
     radius = pl.sum_horizontal(
         [
             max(map(abs, factors[term])) * radius_of(values[term], context.digits.get(term.metric, ()))
-            for term in one.terms
+            for term in relation.terms
             if term.metric
         ]
         + [_SINGLE * _value(term, context).abs() for term in cancels]
     )
     beyond = pl.when(apart > 0).then(apart / radius).otherwise(0.0).clip(0, 1e9)
-    if any("|" in term.option and not isinstance(_option(context, term.option), tuple) for term in one.terms):
+    if any("|" in term.option and not isinstance(_option(context, term.option), tuple) for term in relation.terms):
         is_shown = ((beyond <= 1) & left.is_finite() & (left != 0)).sum() >= _SHOWN
         left = pl.when(is_shown).then(left)
     return {"left": left, "right": right, "beyond": beyond}
@@ -154,11 +156,11 @@ def _value(term: Term, context: Context) -> pl.Expr:
 
 def radius_of(value: pl.Expr, digits: tuple[Digits, ...]) -> pl.Expr:
     """How far the rounding of the log and float32 may have moved values: `Digits.radius` of a column, and `_SINGLE`."""
-    size, found = value.abs(), [pl.lit(0.0)]
-    for one in digits:
+    size, radii = value.abs(), [pl.lit(0.0)]
+    for form in digits:
         # A hair up, so that the logarithm of a power of ten is not below its exponent.
-        exponent = size.log(2.0 if one.kind == "bits" else 10.0).add(1e-9).floor()
-        spacing = 2.0 ** (exponent + 1) if one.kind == "bits" else 10.0 ** (exponent + 1)
-        base = 2.0 if one.kind == "bits" else 10.0
-        found.append(pl.lit(one.radius(1.0)) if one.kind == "decimals" else spacing * base**-one.kept / 2)
-    return pl.max_horizontal(found) + _SINGLE * size
+        exponent = size.log(2.0 if form.kind == "bits" else 10.0).add(1e-9).floor()
+        spacing = 2.0 ** (exponent + 1) if form.kind == "bits" else 10.0 ** (exponent + 1)
+        base = 2.0 if form.kind == "bits" else 10.0
+        radii.append(pl.lit(form.radius(1.0)) if form.kind == "decimals" else spacing * base**-form.kept / 2)
+    return pl.max_horizontal(radii) + _SINGLE * size

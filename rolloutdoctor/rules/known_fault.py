@@ -62,7 +62,7 @@ class KnownFaultRule(DirectRule):
         from rolloutdoctor.search.hypotheses.fixes import choose
 
         objective = context.objective
-        return [] if objective is None else [one for one in map(choose, self.fixes) if one.applies_to(objective)]
+        return [] if objective is None else [fix for fix in map(choose, self.fixes) if fix.applies_to(objective)]
 
     def _absent(self, chosen: "ChosenFix", context: Context) -> frozenset[str]:
         """Columns without which the fix cannot be evaluated."""
@@ -73,9 +73,9 @@ class KnownFaultRule(DirectRule):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the audit, and those of the fixes."""
-        found, objective = super().optional_columns(context), context.objective
-        of_fixes = (one.columns(objective) for one in self._concerned(context) if objective is not None)
-        return found.union(*of_fixes, {"response_mask"}) if objective is not None else found
+        columns, objective = super().optional_columns(context), context.objective
+        of_fixes = (fix.columns(objective) for fix in self._concerned(context) if objective is not None)
+        return columns.union(*of_fixes, {"response_mask"}) if objective is not None else columns
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Return how far each fix moves the advantage of a row, or those of its tokens on average."""
@@ -116,9 +116,11 @@ class KnownFaultRule(DirectRule):
 
     def _of_fixes(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         labels = self.compared_fixes(context)
-        effects = (FixEffect.of(one, run, context) for one in self._concerned(context) if one.label in labels)
-        found = sorted((one for one in effects if one is not None), key=lambda one: -(one.change or 0.0))
-        return found[0].judgement(self.negligible, tuple(found[1:])) if found else None
+        effects = (FixEffect.of(fix, run, context) for fix in self._concerned(context) if fix.label in labels)
+        ordered = sorted(
+            (effect for effect in effects if effect is not None), key=lambda effect: -(effect.change or 0.0)
+        )
+        return ordered[0].judgement(self.negligible, tuple(ordered[1:])) if ordered else None
 
 
 class ReleaseFaultRule(KnownFaultRule):
@@ -137,7 +139,7 @@ class ReleaseFaultRule(KnownFaultRule):
         concerned = self._concerned(context)
         if not concerned or self.compared_fixes(context):
             return None
-        absent = sorted(frozenset().union(*(self._absent(one, context) for one in concerned)))
+        absent = sorted(frozenset().union(*(self._absent(fix, context) for fix in concerned)))
         return Missing(f"missing {', '.join(absent)}", f"record {' and '.join(absent)} for every row")
 
     def vacuous_reason(self, run: AuditedMeasured, context: Context) -> str | None:

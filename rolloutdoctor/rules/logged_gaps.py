@@ -90,7 +90,7 @@ def gaps_of(run: RunTables, names: Collection[str]) -> Mapping[str, tuple[Logged
             first_bad=pl.col("step").filter(is_bad).first(),
         )
     )
-    found: dict[str, tuple[LoggedGap, ...]] = {}
+    by_quantity: dict[str, tuple[LoggedGap, ...]] = {}
     for row in table.iter_rows(named=True):
         about, gaps = (row["metric"], row["quantity"]), []
         if row["bad"]:
@@ -99,5 +99,5 @@ def gaps_of(run: RunTables, names: Collection[str]) -> Mapping[str, tuple[Logged
         if has_ended and row["values"] > 1:
             gaps.append(LoggedGap(*about, row["last"], row["missing"], len(lines), ended=True))
         if gaps:
-            found[row["quantity"]] = (*found.get(row["quantity"], ()), *gaps)
-    return {name: found[name] for name in BY_NAME if name in found}
+            by_quantity[row["quantity"]] = (*by_quantity.get(row["quantity"], ()), *gaps)
+    return {name: by_quantity[name] for name in BY_NAME if name in by_quantity}

@@ -23,10 +23,10 @@ def logged_kl(step: StepView) -> Mapping[str, float | None]:
     evaluation, trainer = step.evaluation, step.trainer
     if evaluation is None or trainer is None or not len(step.batch):
         return {}
-    found = _stored(step)
+    stored = _stored(step)
     tokens = evaluation.tokens
-    if "recomputed" in found or tokens is None or bool((tokens.layout.steps_N > 1).any()):
-        return found
+    if "recomputed" in stored or tokens is None or bool((tokens.layout.steps_N > 1).any()):
+        return stored
     recomputed = step.metrics
     for name in trainer.log.kl:
         if name in step.logged and name in recomputed:
@@ -35,10 +35,10 @@ def logged_kl(step: StepView) -> Mapping[str, float | None]:
             # Where the audit doubts that the two are of the same tokens, nothing is proven.
             audited = step.audit.get(quantity_of(step.batch, name))
             is_off = not fits and audited is not None and audited.disagree > 0
-            beside = trainer.log.kind_of(name) in ("kl", "kl_loss") and is_off and _is_beside_loss(step, gap)
-            seen = {"logged": logged, "recomputed": true, "gap": gap, "fits_kl": fits, "beside_loss": beside}
-            return {**found, **seen}
-    return found
+            beside_loss = trainer.log.kind_of(name) in ("kl", "kl_loss") and is_off and _is_beside_loss(step, gap)
+            compared = {"logged": logged, "recomputed": true, "gap": gap, "fits_kl": fits, "beside_loss": beside_loss}
+            return {**stored, **compared}
+    return stored
 
 
 def _stored(step: StepView) -> Mapping[str, float | None]:
@@ -51,9 +51,9 @@ def _stored(step: StepView) -> Mapping[str, float | None]:
     buffer_T = step.stored_kl(objective, KlBuffer.REWARD)
     if kl_T is None or buffer_T is None:
         return {}
-    found = _of_tokens(step, kl_T, buffer_T) if "kl" in batch.per_token else {}
+    of_tokens = _of_tokens(step, kl_T, buffer_T) if "kl" in batch.per_token else {}
     if objective.kl_reward is None or metric is None or not batch.tokens:
-        return found
+        return of_tokens
     logged = step.logged.get(metric.metric) if objective.context_slices == 1 else None
     if logged is None and "kl" in batch.per_token:
         logged = metric.reduce(batch, batch.column("kl"))
@@ -61,16 +61,16 @@ def _stored(step: StepView) -> Mapping[str, float | None]:
     radius, buffer_radius = step.stored_mean_radius(kl_T), step.stored_mean_radius(buffer_T)
     if logged is None:
         if objective.kl_buffer is not KlBuffer.REWARD:
-            return found
+            return of_tokens
         differs = not _fits(buffer, true, radius + buffer_radius)
-        return {**found, "recomputed": true, "buffer": buffer, "differs": differs}
+        return {**of_tokens, "recomputed": true, "buffer": buffer, "differs": differs}
     fits_kl = _fits(logged, true, radius)
-    found = {**found, "logged": logged, "recomputed": true, "gap": abs(logged - true), "fits_kl": fits_kl}
+    of_tokens = {**of_tokens, "logged": logged, "recomputed": true, "gap": abs(logged - true), "fits_kl": fits_kl}
     if fits_kl or not _fits(logged, buffer, buffer_radius):
-        return found
+        return of_tokens
     part = buffer + coef * true
     parts = {"fits_reward": True, "buffer_gap": abs(logged - buffer), "reward_part": part, "kl_part": coef * true}
-    return {**found, **parts, "inverted": (part - logged) / coef if coef > 0 else None}
+    return {**of_tokens, **parts, "inverted": (part - logged) / coef if coef > 0 else None}
 
 
 def _of_tokens(step: StepView, kl_T: Tensor, buffer_T: Tensor) -> dict[str, float]:

@@ -69,7 +69,7 @@ def judge_nonfinite(table: pl.DataFrame, context: Context) -> Oddity | None:
     words = _clause(same, bad, table)
     if rest:
         words += f"; {_clause([rest[0]], bad, table)}" + (f" ({len(rest) - 1:,} more)" if len(rest) > 1 else "")
-    known = {quantity[name] for name in names if name in quantity}
+    quantities = {quantity[name] for name in names if name in quantity}
     # Of functions that score some rows, and of what nobody knows, a NaN may be the mean of nothing.
     reaches, partial = quantity.get(first) in REACHES_WEIGHTS, quantity.get(first) in {*OF_FUNCTIONS, None}
     onset = steps[first][0]
@@ -77,20 +77,20 @@ def judge_nonfinite(table: pl.DataFrame, context: Context) -> Oddity | None:
         severity=Severity.ERROR if reaches else Severity.INFO if partial else Severity.WARNING,
         words=words,
         advice=f"inspect the batch of step {onset} for empty masks, log(0) and overflows",
-        why="" if reaches else _KL_ALONE if known == {"kl"} else HIDDEN,
+        why="" if reaches else _KL_ALONE if quantities == {"kl"} else HIDDEN,
         onset=onset,
     )
 
 
 def _clause(names: Sequence[str], bad: pl.DataFrame, table: pl.DataFrame) -> str:
     """Say of metrics that are not finite in the same steps what they are, where, and what they were before."""
-    own = bad.filter(pl.col("bad").list.contains(names[0]))
-    is_nan = [own["bad_nan"].list.contains(name) for name in names]
+    frame = bad.filter(pl.col("bad").list.contains(names[0]))
+    is_nan = [frame["bad_nan"].list.contains(name) for name in names]
     all_nan, any_nan = all(flags.all() for flags in is_nan), any(flags.any() for flags in is_nan)
     kind = "NaN" if all_nan else "NaN or infinite" if any_nan else "infinite"
     listed = " and ".join(names) if len(names) <= _NAMED else f"{names[0]} and {len(names) - 1:,} more metrics"
-    first, count = own["step"][0], len(own)
-    before = [_before(own, name) for name in names[:_NAMED]] if len(names) <= _NAMED else []
+    first, count = frame["step"][0], len(frame)
+    before = [_before(frame, name) for name in names[:_NAMED]] if len(names) <= _NAMED else []
     were = "" if not before or None in before else f" ({' and '.join(map(number, before))} before)"
     if count == len(table) == 1:
         where = f"in step {first}, the only logged step"
@@ -105,7 +105,7 @@ def _clause(names: Sequence[str], bad: pl.DataFrame, table: pl.DataFrame) -> str
     return f"{listed} {'is' if len(names) == 1 else 'are'} {kind} {where}{were}"
 
 
-def _before(own: pl.DataFrame, name: str) -> float | None:
+def _before(frame: pl.DataFrame, name: str) -> float | None:
     """Return the last finite value of a metric before the first step in which it is none."""
-    before: dict[str, float | None] = dict(zip(own["bad"][0], own["before"][0], strict=True))
+    before: dict[str, float | None] = dict(zip(frame["bad"][0], frame["before"][0], strict=True))
     return before[name]

@@ -44,10 +44,10 @@ def not_logged(context: Context, *names: str) -> Missing:
     if not context.likely_writers or not context.metrics | context.averaged:
         return Missing(reason, context.recording.get("metrics", logs_remedy()))
     writer = context.likely_writers[0]
-    own = [names_of(writer, name)[:1] for name in absent]
-    if all(own):
-        return Missing(reason, f"log {' and '.join(chain(*own))}, as {writer} does")
-    missing = " and ".join(title for title, metrics in zip(titles, own, strict=True) if not metrics)
+    advised = [names_of(writer, name)[:1] for name in absent]
+    if all(advised):
+        return Missing(reason, f"log {' and '.join(chain(*advised))}, as {writer} does")
+    missing = " and ".join(title for title, metrics in zip(titles, advised, strict=True) if not metrics)
     return Missing(reason, f"record the rollouts: {writer} does not log the {missing}")
 
 
@@ -61,9 +61,9 @@ def is_reward_free(context: Context) -> pl.Expr:
     is_free = (share == 1).fill_null(value=False) | ((low == 0) & (high == 0)).fill_null(value=False)
     if not is_rounded(context, "reward_std"):
         is_free |= (pl.col("reward_std") == 0).fill_null(value=False)
-    known = context.quantities.get("zero_variance_share")
+    quantity = context.quantities.get("zero_variance_share")
     is_spread = ((low != 0) | (high != 0)).fill_null(value=False)
-    if known is not None and not known[1].lower_bound:
+    if quantity is not None and not quantity[1].lower_bound:
         is_spread |= (share < 1).fill_null(value=False)
     return pl.when(is_free).then(True).when(is_spread).then(False)  # polars has no names for these
 
@@ -83,14 +83,14 @@ SPREAD = ("zero_variance_share", "advantage_min", "advantage_max", "reward_std")
 
 def tells_spread(context: Context) -> bool:
     """Tell whether a log says of a step that no group had a spread of rewards."""
-    known = context.quantities
-    return "zero_variance_share" in known or "reward_std" in known or {"advantage_min", "advantage_max"} <= known.keys()
+    names = context.quantities
+    return "zero_variance_share" in names or "reward_std" in names or {"advantage_min", "advantage_max"} <= names.keys()
 
 
 def is_rounded(context: Context, name: str, coarse: float = 0.0) -> bool:
     """Tell whether a logged 0 of a quantity may be a number above `coarse` that the log rounded."""
-    known = context.quantities.get(name)
-    return known is not None and may_round(context, known[0], coarse)
+    quantity = context.quantities.get(name)
+    return quantity is not None and may_round(context, quantity[0], coarse)
 
 
 def may_round(context: Context, metric: str, coarse: float = 0.0) -> bool:
@@ -99,7 +99,7 @@ def may_round(context: Context, metric: str, coarse: float = 0.0) -> bool:
         return False
     # A log is printed in one way: what all metrics may have been rounded to says more than one that is 0 throughout.
     common = set.intersection(*map(set, context.digits.values()))
-    return any(one.radius(0.0) > coarse for one in common or context.digits[metric])
+    return any(form.radius(0.0) > coarse for form in common or context.digits[metric])
 
 
 def _canonical(logged: str, metric: MetricName) -> pl.Expr:

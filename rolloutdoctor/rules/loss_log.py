@@ -44,8 +44,10 @@ def logged_losses(log: pl.DataFrame, context: Context) -> pl.DataFrame:
     zero, printed = (
         pl.lit(value=False) if is_rounded(context, "grad_norm", coarse) else norm == 0 for coarse in (SMALLEST, COARSE)
     )
-    known = context.quantities.get("zero_variance_share")
-    is_whole = known is not None and not known[1].lower_bound and not is_rounded(context, "zero_variance_share", COARSE)
+    quantity = context.quantities.get("zero_variance_share")
+    is_whole = (
+        quantity is not None and not quantity[1].lower_bound and not is_rounded(context, "zero_variance_share", COARSE)
+    )
     return log.select(
         *STEP_KEY,
         logged=pl.coalesce(*LOSSES),
@@ -144,19 +146,21 @@ def _without_gradient(log: pl.DataFrame, is_of_one: pl.Expr) -> Judgement | None
     differ in each of them.
     """
     differs = log.filter((pl.col("spread") | (~pl.col("free") & is_of_one)).fill_null(value=False))
-    told = differs.filter(~pl.col("masked"))
-    unless = "" if len(told) else ", unless every response of the groups with variance was truncated and masked"
-    told = told if len(told) else differs.filter(~pl.col("all_masked"))
-    still = told.filter("no_norm_printed")
+    unmasked = differs.filter(~pl.col("masked"))
+    unless = "" if len(unmasked) else ", unless every response of the groups with variance was truncated and masked"
+    unmasked = unmasked if len(unmasked) else differs.filter(~pl.col("all_masked"))
+    still = unmasked.filter("no_norm_printed")
     if not len(still):
         return None
     proved = bool(still["no_norm_logged"].all()) and not unless
-    is_all = len(still) == len(told)
+    is_all = len(still) == len(unmasked)
     # Where some norms are printed, a smaller one may be rounded to 0, and some responses may be masked in any line.
     if not proved and not is_all:
         return None
     first, lines = still["step"][0], counted(len(still), "step")
-    where = f"in step {first}" if len(still) == 1 else f"in all {lines}" if is_all else f"in {lines} of {len(told):,}"
+    where = (
+        f"in step {first}" if len(still) == 1 else f"in all {lines}" if is_all else f"in {lines} of {len(unmasked):,}"
+    )
     is_exact = bool(still["no_norm_logged"].all())
     return Judgement(
         severity=Severity.ERROR if proved and is_all and len(still) >= FEWEST_STILL else Severity.WARNING,

@@ -29,21 +29,21 @@ _FROZEN, OF_FROZEN = 3, ("loss", "reward", "kl", "grad_norm", "accuracy")
 def _frozen(run: Measured, *, fewest: int) -> Oddity | None:
     """Several quantities that keep their values in the last half of the lines or more, and changed in each before."""
     table = run.table.sort("step")
-    known = [name for name in OF_FROZEN if table[name].null_count() < len(table)]
-    moving = [table.filter(pl.col(name) != pl.col(name).last())["step"].max() for name in known]
-    if not known or not (since := [step for step in moving if isinstance(step, int)]):
+    names = [name for name in OF_FROZEN if table[name].null_count() < len(table)]
+    moving = [table.filter(pl.col(name) != pl.col(name).last())["step"].max() for name in names]
+    if not names or not (since := [step for step in moving if isinstance(step, int)]):
         return None
     end = table.filter(pl.col("step") > max(since))
     if len(end) < max(fewest, len(table) / 2):
         return None
     first = int(end["step"][0])
-    kept = [name for name in known if end[name][-1] and _stays(table, name, first, len(end))]
-    if len(kept) < _FROZEN:
+    frozen = [name for name in names if end[name][-1] and _stays(table, name, first, len(end))]
+    if len(frozen) < _FROZEN:
         return None
     return Oddity(
         severity=Severity.WARNING,
         confirmed=False,
-        words=f"the log repeats from step {first} on: {', '.join(kept[:-1])} and {kept[-1]} keep their values in "
+        words=f"the log repeats from step {first} on: {', '.join(frozen[:-1])} and {frozen[-1]} keep their values in "
         f"{len(end):,} of {counted(len(table), 'line')}",
         advice=f"look at what is logged from step {first} on: a loop that trains no more, or one that logs old numbers",
         why="Each batch has responses of its own, and so other numbers.",
@@ -126,8 +126,8 @@ def _stopped(run: Measured, context: Context, *, fewest: int) -> Oddity | None:
 
 def _stays(table: pl.DataFrame, name: str, first: int, lines: int) -> bool:
     """Tell whether a quantity has one value from a step on, in so many lines, and none twice in a row before."""
-    known = table.drop_nulls(name)
-    before, after = (known.filter(is_part)[name] for is_part in (pl.col("step") < first, pl.col("step") >= first))
+    present = table.drop_nulls(name)
+    before, after = (present.filter(is_part)[name] for is_part in (pl.col("step") < first, pl.col("step") >= first))
     return (
         len(before) > 1
         and bool((before.diff().drop_nulls() != 0).all())

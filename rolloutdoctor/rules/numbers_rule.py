@@ -114,8 +114,8 @@ def logged(run: Measured, name: str) -> "Values | None":
     import numpy as np
 
     values = series(run, name)
-    known = values[np.isfinite(values)]
-    return known if len(known) >= min(ENOUGH, max(3, len(values) / 2)) else None
+    finite = values[np.isfinite(values)]
+    return finite if len(finite) >= min(ENOUGH, max(3, len(values) / 2)) else None
 
 
 ENOUGH = 6

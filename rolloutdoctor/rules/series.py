@@ -220,10 +220,10 @@ def memory(values: "Values") -> float:
     return min(0.5, max(0.0, (spreads[1] / spreads[0]) ** 2 - 1)) if spreads[0] > 0 else 0.0
 
 
-def change_of_means(first: "Values", last: "Values", kept: float) -> tuple[float, float]:
+def change_of_means(first: "Values", last: "Values", correlation: float) -> tuple[float, float]:
     """Return how the mean of two parts of a series differs, and its standard error, of noise with such a memory."""
     variances = (float(part.var(ddof=1)) / len(part) for part in (first, last))
-    return float(last.mean() - first.mean()), sqrt(sum(variances) * (1 + kept) / (1 - kept))
+    return float(last.mean() - first.mean()), sqrt(sum(variances) * (1 + correlation) / (1 - correlation))
 
 
 def thirds(values: "Values") -> tuple[float, float, float, float]:
@@ -245,19 +245,19 @@ def fall_from_best_fifth(values: "Values", *, errors: float, share: float, beyon
     """
     import numpy as np
 
-    fifth, kept = len(values) // 5, memory(values)
+    fifth, correlation = len(values) // 5, memory(values)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     means = (sums[fifth:] - sums[:-fifth]) / fifth
     top = int(np.argmax(means))
     parts = values[:fifth], values[top : top + fifth], values[-fifth:]
-    change, error = change_of_means(parts[1], parts[2], kept)
+    change, error = change_of_means(parts[1], parts[2], correlation)
     if -change <= max(errors * error, share * float(np.ptp(means))):
         return None
     first, best, last = (float(part.mean()) for part in parts)
     weights = (share, 1 - share, -1.0)
     variance = sum(each**2 * float(part.var(ddof=1)) for each, part in zip(weights, parts, strict=True)) / fifth
     more = share * first + (1 - share) * best - last
-    is_hump = last > first and more <= beyond * sqrt(variance * (1 + kept) / (1 - kept))
+    is_hump = last > first and more <= beyond * sqrt(variance * (1 + correlation) / (1 - correlation))
     return None if is_hump else (best, last)
 
 
@@ -446,7 +446,7 @@ def _takes_more(values: "Values", most: float) -> bool:
     ways = np.clip((at - since) / np.maximum(until - since, 1e-9), 0, 1)
     ways, parts = ways - ways.mean(axis=1, keepdims=True), (parts - parts.mean()) / span
     squares, explained = (parts**2).sum(), (ways @ parts) ** 2 / np.maximum((ways**2).sum(axis=1), 1e-300)
-    quick, slow = (float(squares - explained[one].max()) for one in (~is_long, is_long))
+    quick, slow = (float(squares - explained[is_part].max()) for is_part in (~is_long, is_long))
     kept = memory(parts)
     count = len(parts) * (1 - kept) / (1 + kept)
     return count * log((quick + _EXACT) / (slow + _EXACT)) > log(count)

@@ -96,8 +96,8 @@ class StepView:
         """
         if name not in self._known:
             self._known[name] = make()
-        found: T = self._known[name]
-        return found
+        stored: T = self._known[name]
+        return stored
 
     @property
     def each(self) -> "tuple[StepView, ...]":
@@ -145,16 +145,16 @@ class StepView:
         return [kind() for _ in self.each]
 
     def values(
-        self, **found: "NDArray[Any] | tuple[NDArray[Any], Sequence[float] | NDArray[Any]]"
+        self, **by_name: "NDArray[Any] | tuple[NDArray[Any], Sequence[float] | NDArray[Any]]"
     ) -> list[dict[str, float]]:
         """Values of each step under names, for `TableRule.measure_steps`; zeros are left out.
 
         Args:
-            found: ``[S]``, or ``[S, K]`` with a key for each of the K columns, which are named ``NAME:KEY``.
+            by_name: ``[S]``, or ``[S, K]`` with a key for each of the K columns, which are named ``NAME:KEY``.
         """
         names: list[str] = []
         columns = []
-        for name, x in found.items():
+        for name, x in by_name.items():
             x_SK, keys = x if isinstance(x, tuple) else (x[:, None], None)
             names += [name] if keys is None else [f"{name}:{key}" for key in keys]
             columns.append(x_SK)
@@ -214,11 +214,11 @@ class StepView:
         return self.compared.index_N - self.by_step.expand(self.compared_by_step.runs.offsets[:-1])
 
     def _compared(self) -> Groups:
-        found = self._compared_of_each
+        groupings = self._compared_of_each
         if not self.parts:
-            return found[0]
-        is_own = all(one is each.groups for one, each in zip(found, self.parts, strict=True))
-        return self.groups if is_own else joined_groups(found)
+            return groupings[0]
+        is_own = all(groups is each.groups for groups, each in zip(groupings, self.parts, strict=True))
+        return self.groups if is_own else joined_groups(groupings)
 
     @cached_property
     def _compared_of_each(self) -> list[Groups]:
@@ -290,8 +290,8 @@ class StepView:
 
     def _stored_radius(self, logged_N: Tensor) -> Tensor:
         """Return the radius of logged advantages around those that the trainer had, ``[N]``."""
-        found = [(stored_radius(x_N), x_N) for x_N in self.split(logged_N)]
-        return torch.cat([torch.zeros_like(x_N) if radius_N is None else radius_N for radius_N, x_N in found])
+        pairs = [(stored_radius(x_N), x_N) for x_N in self.split(logged_N)]
+        return torch.cat([torch.zeros_like(x_N) if radius_N is None else radius_N for radius_N, x_N in pairs])
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -307,14 +307,14 @@ class StepView:
         return self.cached("audit", self._audit)
 
     def _audit(self) -> AuditTally:
-        found, trainer = tallies_of(self.compared_values()), self.trainer
-        for label in sorted(filter(is_known_fault, self.evaluations)) if found else ():
-            for name, (told, as_is, _) in self.told_by_quantity(label).items():
-                if name in found:
-                    found[name] = replace(found[name], faults=(*found[name].faults, (label, told, as_is)))
+        tallies, trainer = tallies_of(self.compared_values()), self.trainer
+        for label in sorted(filter(is_known_fault, self.evaluations)) if tallies else ():
+            for name, (apart, as_is, _) in self.told_by_quantity(label).items():
+                if name in tallies:
+                    tallies[name] = replace(tallies[name], faults=(*tallies[name].faults, (label, apart, as_is)))
         if trainer is None or not len(self.batch):
-            return found
-        return found | {
+            return tallies
+        return tallies | {
             quantity_of(self.batch, name): QuantityTally(stage_of(trainer, name), not_compared=1, reason=why)
             for name, why in self.unjoined.items()
             if name in self.metrics
@@ -353,8 +353,8 @@ class StepView:
             How many there are, those that agree with the objective as it is, and those that agree with the fixed one.
         """
         counts = self.told_by_quantity(fix).values()
-        told, as_is, fixed = (sum(count[place] for count in counts) for place in range(3))
-        return told, as_is, fixed
+        apart, as_is, fixed = (sum(count[place] for count in counts) for place in range(3))
+        return apart, as_is, fixed
 
     def told_by_quantity(self, fix: str) -> Mapping[str, tuple[int, int, int]]:
         """Return the same by logged quantity; those of which no value tells them apart are left out."""
@@ -365,11 +365,15 @@ class StepView:
         evaluation = self.fixed(fix) if values else None
         if evaluation is None or trainer is None:
             return {}
-        made = trainer.metrics(evaluation) if self.logged else {}
+        recomputed = trainer.metrics(evaluation) if self.logged else {}
         # A metric that the fix leaves as it is tells nothing apart.
-        changed = {name: made[name] for name in self.logged if name in made and made[name] != self.metrics.get(name)}
+        changed = {
+            name: recomputed[name]
+            for name in self.logged
+            if name in recomputed and recomputed[name] != self.metrics.get(name)
+        }
         after = self._compared_with(evaluation, changed)
-        counts = {name: told_apart(one, after[name]) for name, one in values.items() if name in after}
+        counts = {name: told_apart(comparison, after[name]) for name, comparison in values.items() if name in after}
         return {name: count for name, count in counts.items() if count[0]}
 
     def window_values(self, names: Collection[str]) -> Mapping[str, StepValue]:
@@ -378,15 +382,15 @@ class StepView:
         if evaluation is None or trainer is None:
             return {}
         logged = of_step(self.batch, {}, evaluation.objective, omits_rows=self.omits_rows)
-        made = {name: self.metrics[name] for name in sorted(names) if name in self.metrics}
-        return window_values(logged, evaluation, trainer, self.config, made)
+        values = {name: self.metrics[name] for name in sorted(names) if name in self.metrics}
+        return window_values(logged, evaluation, trainer, self.config, values)
 
     def radius(self, name: str, value: float) -> float:
         """Return the radius of a logged metric: rounding of the trainer, and of its log."""
         assert self.evaluation is not None
         assert self.trainer is not None
-        found = metric_radius(self.evaluation, self.trainer.log.kind_of(name), value)
-        return float(found) + rounding_of(self.digits, name, self.logged.get(name, value))
+        radius = metric_radius(self.evaluation, self.trainer.log.kind_of(name), value)
+        return float(radius) + rounding_of(self.digits, name, self.logged.get(name, value))
 
     def stored_radius(self, stored_T: Tensor) -> Tensor:
         """Return the float32 radius of each stored KL, or value of a reward buffer, ``[T]`` float64."""

@@ -34,8 +34,8 @@ def pick(select: Sequence[str], ignore: Sequence[str]) -> tuple[AnyRule, ...]:
     """
     for word in [*select, *ignore]:
         if not any(_matches(rule, word) for rule in RULES):
-            known = [rule.code for rule in RULES] + [rule.name for rule in RULES]
-            raise UsageError(f"no rule {word!r}{nearest(word, known)}; `rolloutdoctor explain rules` lists them")
+            names = [rule.code for rule in RULES] + [rule.name for rule in RULES]
+            raise UsageError(f"no rule {word!r}{nearest(word, names)}; `rolloutdoctor explain rules` lists them")
     chosen = [rule for rule in RULES if not select or any(_matches(rule, word) for word in select)]
     return tuple(rule for rule in chosen if not any(_matches(rule, word) for word in ignore))
 
@@ -49,9 +49,9 @@ def find(word: str) -> AnyRule:
     for rule in RULES:
         if word.upper() == rule.code or word == rule.name:
             return rule
-    known = [rule.code for rule in RULES] + [rule.name for rule in RULES]
+    names = [rule.code for rule in RULES] + [rule.name for rule in RULES]
     raise UsageError(
-        f"no rule {word!r}{nearest(word.upper(), known) or nearest(word, known)}; "
+        f"no rule {word!r}{nearest(word.upper(), names) or nearest(word, names)}; "
         "`rolloutdoctor explain rules` lists them"
     )
 

@@ -225,11 +225,11 @@ class Rule(ABC, Generic[M]):
 
     def queried(self, run: RunTables, context: Context) -> Measured:
         """Return the rule's own table of a run, and the measures over it."""
-        seen = run
+        reduced = run
         if type(self).reduced is not Rule.reduced:
-            seen = run.with_rows(self._reduced(run, context))
-        table = self.table(seen, context)
-        return Measured(table, _values(table.select(**self._expressions())), seen)
+            reduced = run.with_rows(self._reduced(run, context))
+        table = self.table(reduced, context)
+        return Measured(table, _values(table.select(**self._expressions())), reduced)
 
     def _reduced(self, run: RunTables, context: Context) -> pl.DataFrame:
         frames: list[pl.DataFrame] = []
@@ -245,9 +245,9 @@ class Rule(ABC, Generic[M]):
         nothing = _values(measured.table.clear().select(**expressions))
         # Of a long run few steps are drawn.
         lines = measured.table.join(steps_frame(steps), on=STEP_KEY, how="semi", maintain_order="left")
-        found = lines.group_by(STEP_KEY).agg(**expressions).to_dicts()
-        known = {(line.pop("step"), line.pop("split")): _finite(line) for line in found}
-        values = [(step, split, known.get((step, split), nothing)) for step, split in steps]
+        step_lines = lines.group_by(STEP_KEY).agg(**expressions).to_dicts()
+        by_step = {(line.pop("step"), line.pop("split")): _finite(line) for line in step_lines}
+        values = [(step, split, by_step.get((step, split), nothing)) for step, split in steps]
         return [{"step": step, "split": split, **self._defined(line)} for step, split, line in values]
 
     def measures(self, measured: M | None) -> Mapping[str, Measure]:
@@ -265,8 +265,8 @@ class Rule(ABC, Generic[M]):
 
     def listed(self, measured: Measured) -> Iterator[tuple[str, Example]]:
         """Yield the split and place of every place of the run, step after step, the worst of a step first."""
-        found = self._sorted(measured).sort(STEP_KEY, maintain_order=True)
-        for place in found.iter_rows(named=True):
+        lines = self._sorted(measured).sort(STEP_KEY, maintain_order=True)
+        for place in lines.iter_rows(named=True):
             yield place["split"], self._example(place)
 
     def _sorted(self, measured: Measured) -> pl.DataFrame:
@@ -350,11 +350,11 @@ def with_places(sums: pl.DataFrame, places: pl.DataFrame, context: Context, *by:
         context: says whether all are listed.
         by: columns of both; the largest of each of their values are kept.
     """
-    found = places.filter(pl.col("value") > 0, pl.col("value").is_not_nan())
+    largest = places.filter(pl.col("value") > 0, pl.col("value").is_not_nan())
     if not context.lists_places:
-        found = found.sort(*STEP_KEY, "value", "row", descending=[False, False, True, False], maintain_order=True)
-        found = found.group_by(*STEP_KEY, *by, maintain_order=True).head(KEEP_EXAMPLES)
-    return pl.concat([sums, found], how="diagonal").sort(STEP_KEY, maintain_order=True)
+        largest = largest.sort(*STEP_KEY, "value", "row", descending=[False, False, True, False], maintain_order=True)
+        largest = largest.group_by(*STEP_KEY, *by, maintain_order=True).head(KEEP_EXAMPLES)
+    return pl.concat([sums, largest], how="diagonal").sort(STEP_KEY, maintain_order=True)
 
 
 def with_sums(lines: pl.DataFrame, is_kept: pl.Expr, *names: str, **sums: pl.Expr) -> pl.DataFrame:
@@ -366,10 +366,10 @@ def with_sums(lines: pl.DataFrame, is_kept: pl.Expr, *names: str, **sums: pl.Exp
         names: columns whose sum is all that is asked of the others; where all of them are null, so is the sum.
         sums: other expressions over them.
     """
-    kept = is_kept.fill_null(value=False)
+    is_listed = is_kept.fill_null(value=False)
     sums = {name: pl.when(pl.col(name).count() > 0).then(pl.sum(name)) for name in names} | sums
-    rest = lines.filter(~kept).group_by(STEP_KEY, maintain_order=True).agg(**sums)
-    return pl.concat([lines.filter(kept), rest], how="diagonal_relaxed").sort(STEP_KEY, maintain_order=True)
+    rest = lines.filter(~is_listed).group_by(STEP_KEY, maintain_order=True).agg(**sums)
+    return pl.concat([lines.filter(is_listed), rest], how="diagonal_relaxed").sort(STEP_KEY, maintain_order=True)
 
 
 def scores(context: Context) -> pl.Expr:

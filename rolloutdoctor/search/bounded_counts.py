@@ -32,9 +32,9 @@ class BoundedCount:
     explained: dict[str, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
 
-    def add(self, step: Step, found: AuditTally, evaluation: Evaluation | None, trainer: Trainer) -> None:
+    def add(self, step: Step, tallies: AuditTally, evaluation: Evaluation | None, trainer: Trainer) -> None:
         """Add a step, audited and evaluated under everything that is established."""
-        of_ratio = {name: tally for name, tally in found.items() if trainer.log.kind_of(name) in KINDS}
+        of_ratio = {name: tally for name, tally in tallies.items() if trainer.log.kind_of(name) in KINDS}
         off = tuple(name for name, tally in of_ratio.items() if tally.disagree)
         if self.refuted or not off:
             return
@@ -84,14 +84,14 @@ class BoundedCount:
 def bounded_counts(audit: AuditTally, trainer: Trainer, applies: Iterable[BoundedHypothesis]) -> list[BoundedCount]:
     """Return what to count: nothing where no share of clipped rows disagrees."""
     is_off = any(tally.disagree and trainer.log.kind_of(name) == "clip_share" for name, tally in audit.items())
-    return [BoundedCount(one) for one in applies] if is_off else []
+    return [BoundedCount(hypothesis) for hypothesis in applies] if is_off else []
 
 
 def with_bounds(diagnosis: Diagnosis, counts: Iterable[BoundedCount], trainer: Trainer) -> Diagnosis:
     """Take the first hypothesis that gives what is left."""
-    found = [cause for cause in (count.cause(diagnosis, trainer) for count in counts) if cause is not None]
-    if not found:
+    causes = [cause for cause in (count.cause(diagnosis, trainer) for count in counts) if cause is not None]
+    if not causes:
         return diagnosis
-    cause = replace(found[0], also=tuple(one.hypothesis for one in found[1:]))
+    cause = replace(causes[0], also=tuple(cause.hypothesis for cause in causes[1:]))
     left = {name: tally for name, tally in diagnosis.unexplained.items() if name not in cause.explains}
     return replace(diagnosis, causes=(*diagnosis.causes, cause), unexplained=left)

@@ -107,19 +107,19 @@ class Known:
     settings: Mapping[str, object] = field(default_factory=dict)
     unknown_loss: str = ""
 
-    def rank(self, one: Candidate) -> tuple[bool, int, bool, int]:
+    def rank(self, candidate: Candidate) -> tuple[bool, int, bool, int]:
         """Return the place of a candidate among equivalent ones, the least first."""
         names = [trainer.name for trainer, _ in self.trainers]
-        place = names.index(one.trainer_name) if one.trainer_name in names else len(names)
-        return one.trainer is None, place, one.is_recorded, self._unusual(one)
+        place = names.index(candidate.trainer_name) if candidate.trainer_name in names else len(names)
+        return candidate.trainer is None, place, candidate.is_recorded, self._unusual(candidate)
 
-    def _unusual(self, one: Candidate) -> int:
+    def _unusual(self, candidate: Candidate) -> int:
         """Count the options that differ from those that are recorded, or from the trainer's defaults."""
-        if one.trainer is None:
+        if candidate.trainer is None:
             return 0
-        known = self.settings if one.trainer_name == self.trainers[0][0].name else {}
-        defaults = {option.name: option.default for option in one.trainer.options}
-        return sum(known.get(name, defaults.get(name)) != value for name, value in one.options.items())
+        settings = self.settings if candidate.trainer_name == self.trainers[0][0].name else {}
+        defaults = {option.name: option.default for option in candidate.trainer.options}
+        return sum(settings.get(name, defaults.get(name)) != value for name, value in candidate.options.items())
 
 
 def _unit(objective: Objective) -> Objective:
@@ -197,8 +197,8 @@ def options_of(trainer: Trainer, stage: str | None = None) -> frozenset[str]:
     return frozenset(name for part in tested for choice in part for name in choice)
 
 
-def limited(one: Candidate, stage: str) -> Candidate:
+def limited(candidate: Candidate, stage: str) -> Candidate:
     """Return recorded options with those alone that a stage tests."""
-    assert one.trainer is not None
-    tested = options_of(one.trainer, stage)
-    return replace(one, options={name: value for name, value in one.options.items() if name in tested})
+    assert candidate.trainer is not None
+    tested = options_of(candidate.trainer, stage)
+    return replace(candidate, options={name: value for name, value in candidate.options.items() if name in tested})

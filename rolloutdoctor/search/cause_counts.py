@@ -31,11 +31,11 @@ class CauseCount:
         self.gradient = [0.0] * 5
 
     def add(
-        self, step: int, base: AuditTally, found: AuditTally, before: Evaluation | None, after: Evaluation | None
+        self, step: int, base: AuditTally, tallies: AuditTally, before: Evaluation | None, after: Evaluation | None
     ) -> None:
         """Add one step, audited and evaluated before and after the edit."""
-        self.base, self.found = add_tallies(self.base, base), add_tallies(self.found, found)
-        if any(tally.disagree and name in found and not found[name].disagree for name, tally in base.items()):
+        self.base, self.found = add_tallies(self.base, base), add_tallies(self.found, tallies)
+        if any(tally.disagree and name in tallies and not tallies[name].disagree for name, tally in base.items()):
             self.steps.append(step)
         if before is None or after is None:
             return
@@ -48,7 +48,9 @@ class CauseCount:
         self.gradient = [sum_ + float(x_T.nan_to_num(0.0).sum()) for sum_, x_T in zip(self.gradient, sums, strict=True)]
 
     def _advantages(self, before: Evaluation, after: Evaluation) -> None:
-        old_N, new_N = (None if one.rows is None else one.rows.advantage_N for one in (before, after))
+        old_N, new_N = (
+            None if evaluation.rows is None else evaluation.rows.advantage_N for evaluation in (before, after)
+        )
         if old_N is None or new_N is None:
             return
         shift_N = (new_N - old_N).abs().nan_to_num(0.0)
@@ -61,9 +63,9 @@ class CauseCount:
     def measures(self) -> dict[str, tuple[float | None, str]]:
         """Return what the cause changes: advantages, and the gradient in log-prob space."""
         recorded_l1, difference_l1, recorded_sq, made_sq, dot = self.gradient
-        found: dict[str, tuple[float | None, str]] = {}
+        measures: dict[str, tuple[float | None, str]] = {}
         if self.moved:
-            found |= {
+            measures |= {
                 "rows_changed": (self.moved, "rows"),
                 "rows_changed_share": (ratio(self.moved, self.rows), "share"),
                 "sign_flips": (self.flips, "rows"),
@@ -71,37 +73,39 @@ class CauseCount:
                 "advantage_shift_max": (self.shift_max, "advantage"),
             }
         if difference_l1:
-            found |= {
+            measures |= {
                 "relative_change_l1": (ratio(difference_l1, recorded_l1), "share"),
                 "kappa": (ratio(dot, recorded_sq), "1"),
                 "cosine": (ratio(dot, sqrt(made_sq) * sqrt(recorded_sq)), "1"),
             }
-        return found
+        return measures
 
-    def cause(self, one: Established) -> Cause:
+    def cause(self, established: Established) -> Cause:
         """Return what was counted as a cause; its quantity is the one of most values."""
         explains = (
             name
             for name, tally in self.base.items()
             if tally.disagree and name in self.found and self.found[name].disagree < tally.disagree
         )
-        quantity = max(sorted(one.quantities), key=lambda name: self.base[name].compared if name in self.base else 0)
-        base, found = self.base[quantity], self.found[quantity]
+        quantity = max(
+            sorted(established.quantities), key=lambda name: self.base[name].compared if name in self.base else 0
+        )
+        base, tally = self.base[quantity], self.found[quantity]
         return Cause(
-            hypothesis=one.hypothesis.name,
-            code=one.hypothesis.code,
-            words=one.hypothesis.words,
-            remedy=one.hypothesis.remedy,
+            hypothesis=established.hypothesis.name,
+            code=established.hypothesis.code,
+            words=established.hypothesis.words,
+            remedy=established.hypothesis.remedy,
             quantity=quantity,
-            compared=found.compared,
+            compared=tally.compared,
             as_recorded=base.agree,
-            as_found=found.agree,
-            worst=found.worst,
+            as_found=tally.agree,
+            worst=tally.worst,
             explains=tuple(sorted(explains)),
-            also=one.also,
+            also=established.also,
             measures=self.measures(),
             steps=(min(self.steps), max(self.steps), len(set(self.steps))) if self.steps else None,
-            references=one.hypothesis.references,
+            references=established.hypothesis.references,
         )
 
 
@@ -114,16 +118,16 @@ def confirm(search: Search, steps: Iterable[Step], audit: AuditTally) -> Diagnos
     means: list[OpenWindows] = [{} for _ in range(len(counts) + 1)]
     last: AuditTally = {}
     for step in steps:
-        found, evaluation = _count(search, step, counts, means)
-        last = add_tallies(last, found)
+        tallies, evaluation = _count(search, step, counts, means)
+        last = add_tallies(last, tallies)
         for each in bounded:
-            each.add(step, found, evaluation, search.trainer)
+            each.add(step, tallies, evaluation, search.trainer)
     causes, fixes = [], dict[str, tuple[str, ...]]()
-    for one, count in zip(search.found, counts, strict=True):
-        if one.hypothesis.code == FIX_CODE:
-            fixes |= {name: (*fixes.get(name, ()), one.hypothesis.name) for name in one.quantities}
-        elif one.hypothesis is not AS_LOGGED:
-            causes.append(count.cause(one))
+    for established, count in zip(search.found, counts, strict=True):
+        if established.hypothesis.code == FIX_CODE:
+            fixes |= {name: (*fixes.get(name, ()), established.hypothesis.name) for name in established.quantities}
+        elif established.hypothesis is not AS_LOGGED:
+            causes.append(count.cause(established))
     as_logged = AS_LOGGED in search.edits
     if as_logged:
         last = {name: tally for name, tally in last.items() if not name.startswith(STAGES[0])}
@@ -131,15 +135,15 @@ def confirm(search: Search, steps: Iterable[Step], audit: AuditTally) -> Diagnos
     left = {name: tally for name, tally in off.items() if name not in last or tally.disagree}
     partly = frozenset(name for name in left if _follows(search, name, audit[name].stage))
     unexplained = {name: tally for name, tally in left.items() if name not in partly}
-    given = frozenset(off.keys() - left.keys()) if as_logged else frozenset[str]()
-    diagnosis = with_bounds(Diagnosis(tuple(causes), fixes, unexplained, partly, given), bounded, search.trainer)
+    agreeing = frozenset(off.keys() - left.keys()) if as_logged else frozenset[str]()
+    diagnosis = with_bounds(Diagnosis(tuple(causes), fixes, unexplained, partly, agreeing), bounded, search.trainer)
     return _with_factors(diagnosis)
 
 
 def _follows(search: Search, name: str, stage: str) -> bool:
     """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""
-    partly = [one for one in search.found if one.partly]
-    return any(name in one.quantities or STAGES.index(stage) > STAGES.index(one.stage) for one in partly)
+    partly = [cause for cause in search.found if cause.partly]
+    return any(name in cause.quantities or STAGES.index(stage) > STAGES.index(cause.stage) for cause in partly)
 
 
 def _count(
@@ -151,15 +155,15 @@ def _count(
     for place in range(len(counts) + 1):
         edits = search.edits[:place]
         after = step.evaluated(search.edited(edits), per_token=True)
-        found: AuditTally = {}
+        tallies: AuditTally = {}
         if after is not None:
-            made = search.trainer.metrics(after)
-            found, means[place] = search.audited(step, edits, after, made, means[place])
+            metrics = search.trainer.metrics(after)
+            tallies, means[place] = search.audited(step, edits, after, metrics, means[place])
         if place:
             # Some faults are in some steps only.
-            found = {name: _better(base.get(name), tally) for name, tally in found.items()}
-            counts[place - 1].add(step.batch.step, base, found, before, after)
-        base, before = found, after
+            tallies = {name: _better(base.get(name), tally) for name, tally in tallies.items()}
+            counts[place - 1].add(step.batch.step, base, tallies, before, after)
+        base, before = tallies, after
     return base, before
 
 
@@ -208,7 +212,7 @@ def _scaled(hypothesis: str, words: str, where: str, names: list[str], audit: Au
     )
 
 
-def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:
-    if base is None or base.compared != found.compared:
-        return found
-    return base if not base.disagree or base.disagree < found.disagree else found
+def _better(base: QuantityTally | None, tally: QuantityTally) -> QuantityTally:
+    if base is None or base.compared != tally.compared:
+        return tally
+    return base if not base.disagree or base.disagree < tally.disagree else tally

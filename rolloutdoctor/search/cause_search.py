@@ -64,7 +64,7 @@ class Established:
 def applicable(context: "Context") -> tuple[Hypothesis, ...]:
     """Return the hypotheses that could change something of the recorded objective."""
     objective = context.objective
-    return () if objective is None else tuple(one for one in HYPOTHESES if one.applies(objective))
+    return () if objective is None else tuple(hypothesis for hypothesis in HYPOTHESES if hypothesis.applies(objective))
 
 
 class Search:
@@ -101,12 +101,12 @@ class Search:
                 evaluation = self._evaluated(step, edits, rows_only=until == STAGES[0])
                 if evaluation is None:
                     return {}
-                made = step.metrics_of(evaluation, self.trainer)
-                found, means = self.audited(step, edits, evaluation, made, means, until, only)
-                total = add_tallies(total, found)
+                metrics = step.metrics_of(evaluation, self.trainer)
+                tallies, means = self.audited(step, edits, evaluation, metrics, means, until, only)
+                total = add_tallies(total, tallies)
             return total
 
-        names = tuple(one.name for one in edits)
+        names = tuple(edit.name for edit in edits)
         return trial[0].once(("audit", names, until, None if only is None else frozenset(only)), make)
 
     def _audits(self, stage: str, *more: Hypothesis, only: Collection[str] | None = None) -> list[AuditTally]:
@@ -117,16 +117,16 @@ class Search:
         return replace(self._recorded, edits=tuple(edits))
 
     def _evaluated(self, step: Step, edits: Sequence[Hypothesis], *, rows_only: bool) -> Evaluation | None:
-        one = self.edited(edits)
-        key = ("evaluated", tuple(edit.name for edit in one.evaluating), rows_only)
-        return step.once(key, lambda: step.evaluated(one, rows_only=rows_only))
+        candidate = self.edited(edits)
+        key = ("evaluated", tuple(edit.name for edit in candidate.evaluating), rows_only)
+        return step.once(key, lambda: step.evaluated(candidate, rows_only=rows_only))
 
     def audited(
         self,
         step: Step,
         edits: Sequence[Hypothesis],
         evaluation: Evaluation,
-        made: Mapping[str, float],
+        recomputed: Mapping[str, float],
         means: OpenWindows,
         until: str = STAGES[-1],
         only: Collection[str] | None = None,
@@ -138,24 +138,24 @@ class Search:
         unjoined = step.once("unjoined", lambda: Unjoined(step.batch, trainer, config).among(step.metrics))
         means_of = {} if step.window is None else step.window.values
         wanted = [*(name for name in step.metrics if name not in unjoined), *means_of]
-        names = [name for name in wanted if stage_of(trainer, name) in stages and name in made]
+        names = [name for name in wanted if stage_of(trainer, name) in stages and name in recomputed]
         if only is not None:
             names = [name for name in names if quantity_of(step.batch, name) in only]
-        one = self.edited(edits)
-        metrics = one.edited(evaluation, trainer, {name: made[name] for name in names})
+        candidate = self.edited(edits)
+        metrics = candidate.edited(evaluation, trainer, {name: recomputed[name] for name in names})
         at_step = {name: value for name, value in metrics.items() if name in step.metrics and name not in unjoined}
-        found = step.compared(one, evaluation, at_step, stages if only is None else (until,), in_doubt=True)
+        tallies = step.compared(candidate, evaluation, at_step, stages if only is None else (until,), in_doubt=True)
         if step.window is None:
-            return found, means
+            return tallies, means
         logged = step.logged(evaluation.objective)
         values = window_values(logged, evaluation, trainer, config, metrics, in_doubt=True)
         closed, means = join(means, opened(step.window, step.batch.step, values, step.digits))
-        return add_tallies(found, closed), means
+        return add_tallies(tallies, closed), means
 
     def _solved(self, stage: str) -> list[Hypothesis]:
         """Return the hypotheses that the families of a stage suggest."""
         recorded = self._recorded.objective
-        families = [one for one in FAMILIES if one.stage == stage and one.applies(recorded)]
+        families = [family for family in FAMILIES if family.stage == stage and family.applies(recorded)]
         seen = [
             [
                 Seen(
@@ -169,8 +169,8 @@ class Search:
             ]
             for trial in (self._trials if families else ())
         ]
-        found = [one for family in families for one in family.solve([each for each in seen if each])]
-        return [one for one in found if one not in self.edits]
+        solutions = [solution for family in families for solution in family.solve([each for each in seen if each])]
+        return [solution for solution in solutions if solution not in self.edits]
 
     def try_on(self, trials: Sequence[Trial], off: Collection[str], always_off: Collection[str] = ()) -> None:
         """Establish what explains the disagreements of some steps, stage by stage.
@@ -187,9 +187,9 @@ class Search:
             self._establish(Established(AS_LOGGED, STAGES[0], frozenset()))
             self._try_stages(STAGES[1:])
 
-    def _establish(self, one: Established) -> None:
+    def _establish(self, established: Established) -> None:
         """Try everything under one more edit from now on; what was kept without it is of no use."""
-        self.found.append(one)
+        self.found.append(established)
         for step in (step for trial in self._trials for step in trial):
             step.forget()
 
@@ -198,10 +198,10 @@ class Search:
         for stage in stages:
             # An edit that leaves a stage unexplained which it changes explains a later one by chance.
             reaching = [
-                one
-                for one in candidates
-                if STAGES.index(one.stage) <= STAGES.index(stage)
-                and not any(self._leaves(each, one) for each in _changed_by(one, unexplained))
+                edit
+                for edit in candidates
+                if STAGES.index(edit.stage) <= STAGES.index(stage)
+                and not any(self._leaves(each, edit) for each in _changed_by(edit, unexplained))
             ]
             for _ in range(ROUNDS):
                 best = self._best(stage, reaching)
@@ -216,9 +216,9 @@ class Search:
         counts = _disagreeing(self._audits(stage), stage)
         return {name for name, count in counts.items() if count and name in self._off}
 
-    def _leaves(self, stage: str, one: Hypothesis) -> bool:
+    def _leaves(self, stage: str, edit: Hypothesis) -> bool:
         """True if a quantity of a stage disagrees at a step under one more edit; the steps after it are not audited."""
-        audits = (self.audit(trial, one, until=stage, only=self._off) for trial in self._trials)
+        audits = (self.audit(trial, edit, until=stage, only=self._off) for trial in self._trials)
         return any(
             tally.disagree and tally.stage == stage and name in self._off
             for audit in audits
@@ -228,23 +228,23 @@ class Search:
     @property
     def bounded(self) -> tuple[BoundedHypothesis, ...]:
         """The hypotheses with a part that the rows do not hold, which could apply."""
-        return tuple(one for one in BOUNDED if one.applies(self._recorded.objective))
+        return tuple(edit for edit in BOUNDED if edit.applies(self._recorded.objective))
 
     @property
     def edits(self) -> list[Hypothesis]:
         """The hypotheses that are established."""
-        return [one.hypothesis for one in self.found]
+        return [established.hypothesis for established in self.found]
 
     def _best(self, stage: str, candidates: Sequence[Hypothesis]) -> Established | None:
         """The hypothesis that explains most quantities of a stage, and the others that explain the same."""
         off, first = self._left(stage), STAGES[0]
         if not off:
             return None
-        candidates = [one for one in candidates if one not in self.edits]
+        candidates = [edit for edit in candidates if edit not in self.edits]
         if stage != first:
             # Whether advantages that agree still do takes no tokens.
             candidates = [
-                one for one in candidates if one.stage != first or not self._breaks(self._trials[0], one, first)
+                edit for edit in candidates if edit.stage != first or not self._breaks(self._trials[0], edit, first)
             ]
         explained = self._explaining(off, candidates, stage)
         if not explained:
@@ -253,14 +253,14 @@ class Search:
             if not explained:
                 return self._best_of_parts(stage, [*candidates, *solved])
         most = max(len(quantities) for quantities in explained.values())
-        rivals = [one for one, quantities in explained.items() if len(quantities) == most]
+        rivals = [edit for edit, quantities in explained.items() if len(quantities) == most]
         if len(rivals) > 1:
             # Of those that explain as much here the one that explains more of what follows.
-            after = {one: self.audit(self._trials[0], one).values() for one in rivals}
-            agreeing = {one: sum(not tally.disagree for tally in tallies) for one, tallies in after.items()}
-            rivals = [one for one in rivals if agreeing[one] == max(agreeing.values())]
+            after = {edit: self.audit(self._trials[0], edit).values() for edit in rivals}
+            agreeing = {edit: sum(not tally.disagree for tally in tallies) for edit, tallies in after.items()}
+            rivals = [edit for edit in rivals if agreeing[edit] == max(agreeing.values())]
         best = rivals[0]
-        also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
+        also = tuple(edit.name for edit in rivals if explained[edit] == explained[best] and edit != best)
         return Established(best, stage, explained[best], also)
 
     def _explaining(
@@ -269,12 +269,12 @@ class Search:
         """The candidates that break nothing, to the quantities that they explain."""
         explained = {}
         of_rows = {name for name in off if name.startswith("advantages")}
-        for one in candidates:
-            quantities = self._explained(off, one, stage)
+        for edit in candidates:
+            quantities = self._explained(off, edit, stage)
             if of_rows and not of_rows & quantities:
                 continue  # the extremes and the mean of a step are the same for many advantages
-            if quantities and not any(self._breaks(trial, one) for trial in self._trials):
-                explained[one] = quantities
+            if quantities and not any(self._breaks(trial, edit) for trial in self._trials):
+                explained[edit] = quantities
         return explained
 
     def _best_of_parts(self, stage: str, candidates: Sequence[Hypothesis]) -> Established | None:
@@ -283,34 +283,34 @@ class Search:
         counts = _disagreeing(before, stage).items()
         off = {name: count for name, count in counts if count >= PARTLY_VALUES and name in self._off}
         left: dict[Hypothesis, tuple[float, frozenset[str]]] = {}
-        for one in candidates if off else ():
-            if one.advantages is not None:
+        for edit in candidates if off else ():
+            if edit.advantages is not None:
                 continue
-            after = self._audits(stage, one, only=off)
-            if any(base.keys() & off.keys() - found.keys() for base, found in zip(before, after, strict=True)):
+            after = self._audits(stage, edit, only=off)
+            if any(base.keys() & off.keys() - tallies.keys() for base, tallies in zip(before, after, strict=True)):
                 continue
             still = _disagreeing(after, stage)
             shares = {name: still.get(name, 0) / count for name, count in off.items()}
             explained = frozenset(name for name, share in shares.items() if share <= 1 - PARTLY)
-            if explained and max(shares.values()) <= 1 and not any(self._breaks(trial, one) for trial in self._trials):
-                left[one] = sum(shares.values()), explained
+            if explained and max(shares.values()) <= 1 and not any(self._breaks(trial, edit) for trial in self._trials):
+                left[edit] = sum(shares.values()), explained
         if not left:
             return None
-        best = min(left, key=lambda one: left[one][0])
-        also = tuple(one.name for one in left if left[one] == left[best] and one != best)
+        best = min(left, key=lambda edit: left[edit][0])
+        also = tuple(edit.name for edit in left if left[edit] == left[best] and edit != best)
         return Established(best, stage, left[best][1], also, partly=True)
 
-    def _breaks(self, trial: Trial, one: Hypothesis, until: str = STAGES[-1]) -> bool:
+    def _breaks(self, trial: Trial, edit: Hypothesis, until: str = STAGES[-1]) -> bool:
         """True if a quantity that agrees at a step, of any stage up to one, does not under one more edit."""
         agreeing = {name for name, tally in self.audit(trial, until=until).items() if not tally.disagree}
-        after = self.audit(trial, one, until=until) if agreeing else {}
-        return any(after[name].disagree and self._claims(one, name) for name in agreeing & after.keys())
+        after = self.audit(trial, edit, until=until) if agreeing else {}
+        return any(after[name].disagree and self._claims(edit, name) for name in agreeing & after.keys())
 
-    def _claims(self, one: Hypothesis, quantity: str) -> bool:
+    def _claims(self, edit: Hypothesis, quantity: str) -> bool:
         """False for what an edit redefines without claiming that the trainer did: that it agrees says nothing."""
-        return self.trainer.log.kind_of(quantity.removesuffix(" (eval)")) not in one.unclaimed
+        return self.trainer.log.kind_of(quantity.removesuffix(" (eval)")) not in edit.unclaimed
 
-    def _explained(self, off: set[str], one: Hypothesis, stage: str) -> frozenset[str]:
+    def _explained(self, off: set[str], edit: Hypothesis, stage: str) -> frozenset[str]:
         """The quantities that agree in every step under one more edit, where they did not, if that says enough."""
         left = set(off)
         bits: dict[str, dict[float, float]] = {name: {} for name in off}
@@ -320,23 +320,23 @@ class Search:
             disagreeing = {name for name in off if name in base and base[name].disagree}
             if not disagreeing:
                 continue
-            found = self.audit(trial, one, until=stage, only=off)
-            left -= disagreeing - {name for name, tally in found.items() if tally.compared and not tally.disagree}
+            tallies = self.audit(trial, edit, until=stage, only=off)
+            left -= disagreeing - {name for name, tally in tallies.items() if tally.compared and not tally.disagree}
             if not left:
                 break
             for name in left & disagreeing:
                 first = base[name].first
                 assert first is not None  # a value disagrees
-                bits[name][first[2]] = _bits(base[name], found[name])
+                bits[name][first[2]] = _bits(base[name], tallies[name])
                 if name in self._always_off:
                     zeros[name] += min(base[name].zero_bits, MOST_ZERO_BITS)
         return frozenset(name for name in left if sum(bits[name].values()) + zeros[name] >= ENOUGH_BITS)
 
 
-def _changed_by(one: Hypothesis, stages: Collection[str]) -> list[str]:
+def _changed_by(edit: Hypothesis, stages: Collection[str]) -> list[str]:
     """Those of some stages that an edit changes: its own, and where the rows are evaluated anew all after it."""
-    first = STAGES.index(one.stage)
-    return [each for each in stages if each == one.stage or (one.evaluates and STAGES.index(each) > first)]
+    first = STAGES.index(edit.stage)
+    return [each for each in stages if each == edit.stage or (edit.evaluates and STAGES.index(each) > first)]
 
 
 def _bits(before: QuantityTally, after: QuantityTally) -> float:

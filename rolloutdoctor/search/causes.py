@@ -40,9 +40,11 @@ Batches = Callable[[], Iterable[RolloutBatch]]
 
 def columns_for_causes(context: "Context") -> frozenset[str]:
     """Columns that the hypotheses read beyond those of a check."""
-    found = applicable(context)
-    families = [one for one in FAMILIES if context.objective is not None and one.applies(context.objective)]
-    names = frozenset().union(*(one.columns for one in found), *(one.columns for one in families))
+    hypotheses = applicable(context)
+    families = [family for family in FAMILIES if context.objective is not None and family.applies(context.objective)]
+    names = frozenset().union(
+        *(hypothesis.columns for hypothesis in hypotheses), *(family.columns for family in families)
+    )
     return names & context.columns
 
 
@@ -105,8 +107,8 @@ def _chosen(trials: Iterable[Trial], search: Search, off: set[str]) -> list[Tria
     chosen: list[Trial] = []
     tokens = 0
     for trial in trials:
-        found = search.audit(trial)
-        if not any(found[name].disagree for name in off & found.keys()):
+        tallies = search.audit(trial)
+        if not any(tallies[name].disagree for name in off & tallies.keys()):
             continue
         size = sum(step.batch.tokens for step in trial)
         if chosen and (tokens + size > TRIAL_TOKENS or len(chosen) >= TRIAL_STEPS):

@@ -21,23 +21,23 @@ class CentredScores:
         self._step = step
         self._known: dict[tuple[object, ...], bool] = {}
 
-    def fits(self, one: Candidate) -> bool:
+    def fits(self, candidate: Candidate) -> bool:
         """Return False if no scale makes a configuration give the logged advantages of the step.
 
         Args:
-            one: a configuration with one advantage for each row.
+            candidate: a configuration with one advantage for each row.
         """
-        objective = one.objective
+        objective = candidate.objective
         rule = objective.advantage
         is_affine = rule.whitened or rule.normalised or rule.spec.normalised_over is not None
-        key = (unscaled_essence(objective), is_affine, one.edits)
+        key = (unscaled_essence(objective), is_affine, candidate.edits)
         if key not in self._known:
             bare = replace(
                 rule, scale="none", whitened=False, normalised=False, epsilon=1e-6, biased_std=False,
                 epsilon_in_root=False,
             )  # fmt: skip
             self._known[key] = self._is_factor(
-                replace(one, objective=replace(objective, advantage=bare)), affine=is_affine
+                replace(candidate, objective=replace(objective, advantage=bare)), affine=is_affine
             )
         return self._known[key]
 

@@ -53,16 +53,16 @@ def solve(values: Callable[[float], Tensor | None], logged: Tensor) -> float | N
     """
     coef, left, near = _START, float("inf"), _NEAR * float(logged.norm())
     for _ in range(_ROUNDS):
-        here = values(coef)
-        if here is None or here.shape != logged.shape:
+        computed = values(coef)
+        if computed is None or computed.shape != logged.shape:
             return None
-        before, left = left, float((logged - here).nan_to_num().norm())
+        before, left = left, float((logged - computed).nan_to_num().norm())
         if left > max(near, _NEARER * before):
             return None
         ahead = values(coef * 1.5)
         assert ahead is not None  # like the values of the coefficient before it
-        slope = (ahead - here) / (coef * 0.5)
-        step = least_squares(logged - here, slope, torch.ones_like(logged))
+        slope = (ahead - computed) / (coef * 0.5)
+        step = least_squares(logged - computed, slope, torch.ones_like(logged))
         if step is None:
             return None
         following = coef + step

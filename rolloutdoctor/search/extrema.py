@@ -59,17 +59,17 @@ class Outcomes:
             per_token={"response_mask": torch.ones(tokens, dtype=torch.bool)},
         )
 
-    def advantages(self, one: Candidate, near: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def advantages(self, candidate: Candidate, near: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the advantages of a configuration, their radii and how many of their group are right, ``[n]`` each.
 
         None where it cannot be computed, or some value has none of them near.
 
         Args:
-            one: the configuration.
+            candidate: the configuration.
             near: logged values other than 0.
         """
         try:
-            rows = evaluate_rows(self.batch, one.objective)
+            rows = evaluate_rows(self.batch, candidate.objective)
         except RolloutDoctorError:
             return None
         if rows is None or rows.advantage_N is None:
@@ -78,15 +78,17 @@ class Outcomes:
         gap = (different[:, None] - near[None, :]).abs().amin(0)
         if bool((gap > _NEAR * near.abs()).any()):
             return None
-        evaluation = Evaluation(self.batch, one.objective, rows, None)
+        evaluation = Evaluation(self.batch, candidate.objective, rows, None)
         assert self.batch.groups is not None
         return rows.advantage_N, advantage_radius(evaluation).likely, self.batch.groups.index_N + 1
 
 
-def by_group(one: Candidate) -> bool:
+def by_group(candidate: Candidate) -> bool:
     """Return True if the advantages of a candidate depend on the rewards of its group alone."""
-    rule = one.objective.advantage
-    if one.trainer is None and (rule.singleton == "zero" or RowSet.REJECTED in one.objective.baseline_rows.without):
+    rule = candidate.objective.advantage
+    if candidate.trainer is None and (
+        rule.singleton == "zero" or RowSet.REJECTED in candidate.objective.baseline_rows.without
+    ):
         # Neither single rows nor masked ones are in an extreme.
         return False
     alone = not rule.whitened and not rule.normalised and rule.scale != "batch"
@@ -118,18 +120,18 @@ def fits(candidates: Sequence[Candidate], logged: Sequence[Extremes], sizes: Seq
         logged: the largest and the smallest advantages of the steps.
         sizes: rows of a group.
     """
-    different = {value for one in logged for value in one.values.values() if value}
+    different = {value for extremes in logged for value in extremes.values.values() if value}
     near = torch.tensor(sorted(different), dtype=torch.float64)
     for size in sizes:
         outcomes = Outcomes(size)
-        for one in candidates:
-            found = outcomes.advantages(one, near)
-            if found is not None:
-                yield _fit(one, size, found, logged)
+        for candidate in candidates:
+            prediction = outcomes.advantages(candidate, near)
+            if prediction is not None:
+                yield _fit(candidate, size, prediction, logged)
 
 
-def _fit(one: Candidate, size: int, found: tuple[Tensor, Tensor, Tensor], logged: Sequence[Extremes]) -> Fit:
-    value_N, radius_N, right_N = found
+def _fit(candidate: Candidate, size: int, prediction: tuple[Tensor, Tensor, Tensor], logged: Sequence[Extremes]) -> Fit:
+    value_N, radius_N, right_N = prediction
     total: QuantityTally | None = None
     farthest, example = 0.0, ""
     for extremes in logged:
@@ -144,4 +146,4 @@ def _fit(one: Candidate, size: int, found: tuple[Tensor, Tensor, Tensor], logged
                 farthest = abs(value)
                 example = f"{value:.10g} is that of {int(right_N[nearest])} right of {size}"
     assert total is not None
-    return Fit(one, size, total, example)
+    return Fit(candidate, size, total, example)

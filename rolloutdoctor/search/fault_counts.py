@@ -28,17 +28,17 @@ class FaultCounts:
         for fix in self._fixes if values else ():
             fixed = self._compared(step, replace(self._recorded, objective=fix.apply(self._recorded.objective)))
             for name in values.keys() & fixed.keys():
-                told, as_is, _ = told_apart(values[name], fixed[name])
-                self._told[fix.label, name] += told
+                apart, as_is, _ = told_apart(values[name], fixed[name])
+                self._told[fix.label, name] += apart
                 self._as_is[fix.label, name] += as_is
 
-    def _compared(self, step: Step, one: Candidate) -> dict[str, Compared]:
-        evaluation, trainer = step.evaluated(one), one.trainer or step.names
+    def _compared(self, step: Step, candidate: Candidate) -> dict[str, Compared]:
+        evaluation, trainer = step.evaluated(candidate), candidate.trainer or step.names
         if evaluation is None:
             return {}
-        made = trainer.metrics(evaluation) if evaluation.tokens is not None else {}
-        metrics = {name: made[name] for name in step.metrics if name in made}
-        return compare_step(step.logged(evaluation.objective), evaluation, trainer, one.config, metrics)
+        recomputed = trainer.metrics(evaluation) if evaluation.tokens is not None else {}
+        metrics = {name: recomputed[name] for name in step.metrics if name in recomputed}
+        return compare_step(step.logged(evaluation.objective), evaluation, trainer, candidate.config, metrics)
 
     def found(self) -> tuple[ReleaseFault, ...]:
         """Return the faults that every value has that tells them from their fixes."""

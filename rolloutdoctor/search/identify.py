@@ -41,46 +41,48 @@ def known_of(run: Run, trainer: str | None, layers: Sequence[Layer], configured:
         layers: option values of the user, most important first.
         configured: the options as recorded or given; None where too little is stated to compute anything.
     """
-    given, _, version = (trainer or "").partition("@")
+    asked, _, version = (trainer or "").partition("@")
     metadata, names = run.metadata, run.metrics.names()
-    named = given or metadata.trainer
+    named = asked or metadata.trainer
 
-    def rank(one: Trainer) -> tuple[bool, int]:
-        own = (one.log.loss, one.log.grad_norm, *one.log.kl)
-        return one.name != (named or ""), -sum(name in names for name in own)
+    def rank(spec: Trainer) -> tuple[bool, int]:
+        metrics = (spec.log.loss, spec.log.grad_norm, *spec.log.kl)
+        return spec.name != (named or ""), -sum(name in names for name in metrics)
 
     versions, stated = [], {}
-    for one in sorted(TRAINERS.values(), key=rank):
-        number = one.newest
-        if one.name == named:
+    for spec in sorted(TRAINERS.values(), key=rank):
+        number = spec.newest
+        if spec.name == named:
             number = version or metadata.trainer_version or number
             file = Layer("file metadata", metadata.config, strict=False)
-            stated[one.name] = (*layers, *([file] if metadata.trainer == one.name else []))
-        versions.append((one, parse_version(number)))
-    settings = {} if configured is None else {name: one.value for name, one in configured.config.settings.items()}
+            stated[spec.name] = (*layers, *([file] if metadata.trainer == spec.name else []))
+        versions.append((spec, parse_version(number)))
+    settings = (
+        {} if configured is None else {name: setting.value for name, setting in configured.config.settings.items()}
+    )
     unknown = "" if configured is None else configured.objective.unknown_loss
     return Known(tuple(versions), stated, None if configured is None else _recorded(configured), settings, unknown)
 
 
-def _recorded(found: "Configured") -> Candidate | None:
+def _recorded(configured: "Configured") -> Candidate | None:
     """The options that the run states of itself, or that were given."""
-    tested = options_of(found.trainer)
-    settings = {name: one for name, one in found.config.settings.items() if name in tested}
-    options = {name: one.value for name, one in settings.items() if not one.assumed and one.is_stated}
+    tested = options_of(configured.trainer)
+    settings = {name: setting for name, setting in configured.config.settings.items() if name in tested}
+    options = {name: setting.value for name, setting in settings.items() if not setting.assumed and setting.is_stated}
     if not options:
         return None
-    parts = parts_of(found.objective)
-    return Candidate(found.objective, found.trainer, options, parts, (), found.config, is_recorded=True)
+    parts = parts_of(configured.objective)
+    return Candidate(configured.objective, configured.trainer, options, parts, (), configured.config, is_recorded=True)
 
 
 class Identifier:
     """Identifies the objective of a run."""
 
-    def __init__(self, run: Run, known: Known, reader: StepReader) -> None:
-        self._run, self._known, self._reader = run, known, reader
+    def __init__(self, run: Run, premises: Known, reader: StepReader) -> None:
+        self._run, self._known, self._reader = run, premises, reader
         self._logged = run.metrics.names()
-        self._names = known.trainers[0][0]
-        self._faults = FaultCounts(known.recorded, run.columns)
+        self._names = premises.trainers[0][0]
+        self._faults = FaultCounts(premises.recorded, run.columns)
 
     def find(self) -> Identification:
         """Identify the objective.
@@ -118,10 +120,14 @@ class Identifier:
 
         That is the one of the logged KL; all of them where a KL was logged and cannot be compared.
         """
-        found = self._best(trial)
-        if found is None and not trial.excluded and any(self._names.log.kind_of(x) == "kl" for x in self._logged):
-            return [one for one in kl_candidates(self._known, advantage) if one.objective.kl_loss is not None] or [None]
-        return [found if found is not None and found.objective.kl_loss is not None else None]
+        best = self._best(trial)
+        if best is None and not trial.excluded and any(self._names.log.kind_of(x) == "kl" for x in self._logged):
+            return [
+                candidate
+                for candidate in kl_candidates(self._known, advantage)
+                if candidate.objective.kl_loss is not None
+            ] or [None]
+        return [best if best is not None and best.objective.kl_loss is not None else None]
 
     @property
     def _has_advantages(self) -> bool:
@@ -132,10 +138,10 @@ class Identifier:
     def _of_log(self) -> Identification:
         """Identify from logged numbers without rows, by the extremes of the advantages."""
         logged = extremes_of(self._run.metrics, self._names)
-        found = identify_extremes(advantage_candidates([], self._known), logged, self._known) if logged else None
+        stage = identify_extremes(advantage_candidates([], self._known), logged, self._known) if logged else None
         how = self._names.recording.get("*", "")
         reason = NO_ROLLOUTS
-        first = found or untestable("advantage", reason, how)
+        first = stage or untestable("advantage", reason, how)
         return self._result((first, *(untestable(name, reason, how) for name in ("kl", "loss"))))
 
     def _result(self, stages: Sequence[Stage]) -> Identification:
@@ -164,8 +170,8 @@ class Identifier:
                 recording.get("advantages", other),
             )
         else:
-            what = "KL" if name == "kl" else "loss"
-            reason = f"no logged {what} that can be recomputed from the rows"
+            term = "KL" if name == "kl" else "loss"
+            reason = f"no logged {term} that can be recomputed from the rows"
             remedy = recording.get("metrics", other)
         if name != "advantage" and self._known.unknown_loss:
             return untestable(name, self._known.unknown_loss, NO_REMEDY)
@@ -173,5 +179,5 @@ class Identifier:
             return untestable(name, "the advantages are not identified", remedy)
         if trial.doubt and not trial.fitting and not trial.most:
             return untestable(name, trial.doubt, recording.get("micro_batch_id", other))
-        found = outcome_of(name, trial, count, self._known, reason=reason)
-        return found if found.outcome != "untestable" else untestable(name, reason, remedy)
+        stage = outcome_of(name, trial, count, self._known, reason=reason)
+        return stage if stage.outcome != "untestable" else untestable(name, reason, remedy)

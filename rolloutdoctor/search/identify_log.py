@@ -31,28 +31,30 @@ def extremes_of(metrics: LoggedMetrics, trainer: Trainer) -> list[Extremes]:
     ]
 
 
-def identify_extremes(candidates: Sequence[Candidate], logged: Sequence[Extremes], known: Known) -> Stage | None:
+def identify_extremes(candidates: Sequence[Candidate], logged: Sequence[Extremes], premises: Known) -> Stage | None:
     """Identify the advantages from their extremes; None where these are too few.
 
     Args:
         candidates: ways to compute advantages.
         logged: the extremes.
-        known: by which candidate a class is named.
+        premises: by which candidate a class is named.
     """
-    values = [value for one in logged for value in one.values.values()]
+    values = [value for extremes in logged for value in extremes.values.values()]
     different = {value for value in values if value}
     if len(different) < _FEWEST:
         return None
-    found = list(fits([one for one in candidates if by_group(one)], logged, range(2, LARGEST_GROUP + 1)))
-    whole = [fit for fit in found if not fit.tally.disagree]
-    quantities = tuple(one.name for one in logged)
-    if not whole:
-        nearest = max(found, key=lambda fit: fit.tally.agree, default=None)
+    fitted = list(
+        fits([candidate for candidate in candidates if by_group(candidate)], logged, range(2, LARGEST_GROUP + 1))
+    )
+    matching = [fit for fit in fitted if not fit.tally.disagree]
+    quantities = tuple(extremes.name for extremes in logged)
+    if not matching:
+        nearest = max(fitted, key=lambda fit: fit.tally.agree, default=None)
         near = () if nearest is None else (replace(class_of([nearest.configuration], nearest.tally), where=""),)
         return Stage("advantage", "none", len(values), classes=near, quantities=quantities)
-    whole.sort(key=lambda fit: (known.rank(fit.configuration), fit.size))
-    classes, first = _classes(whole), whole[0]
-    near_first = sorted((fit for fit in found if fit.tally.disagree and fit.size == first.size), key=_agreeing)
+    matching.sort(key=lambda fit: (premises.rank(fit.configuration), fit.size))
+    classes, first = _classes(matching), matching[0]
+    near_first = sorted((fit for fit in fitted if fit.tally.disagree and fit.size == first.size), key=_agreeing)
     return Stage(
         stage="advantage",
         outcome="one" if len(classes) == 1 else "several",
@@ -69,8 +71,8 @@ def identify_extremes(candidates: Sequence[Candidate], logged: Sequence[Extremes
             for each in classes[:6]
         ),
         excluded=excluded_by(first.configuration, ((fit.configuration, fit.tally) for fit in near_first)),
-        separate="the rows, or more steps with other numbers of right responses" if len(whole) > 1 else "",
-        recorded=_agreement(found),
+        separate="the rows, or more steps with other numbers of right responses" if len(matching) > 1 else "",
+        recorded=_agreement(fitted),
     )
 
 
@@ -79,31 +81,31 @@ def _agreeing(fit: Fit) -> int:
     return -fit.tally.agree
 
 
-def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
+def _classes(matching: Sequence[Fit]) -> list[list[Fit]]:
     """Candidates that fit with the same sizes are one class where their values or their formulas are the same.
 
     0/1 rewards cannot distinguish the former; the latter differ in how trainers round.
     """
     sizes: dict[Candidate, list[Fit]] = {}
-    for fit in whole:
+    for fit in matching:
         sizes.setdefault(fit.configuration, []).append(fit)
     classes: list[list[Fit]] = []
-    found: dict[tuple[Hashable, ...], list[Fit]] = {}
+    by_value: dict[tuple[Hashable, ...], list[Fit]] = {}
     for fits_of in sizes.values():
         values = tuple((fit.size, round(fit.tally.worst, 3)) for fit in fits_of)
         parts = fits_of[0].configuration.parts.items()
         words = (*(fit.size for fit in fits_of), *sorted(part for part in parts if part[0] not in _UNSEEN))
-        one = found.get(values) or found.get(words)
-        if one is None:
-            one = []
-            classes.append(one)
-        one.append(fits_of[0])
-        found |= {values: one, words: one}
+        members = by_value.get(values) or by_value.get(words)
+        if members is None:
+            members = []
+            classes.append(members)
+        members.append(fits_of[0])
+        by_value |= {values: members, words: members}
     return classes
 
 
-def _agreement(found: Sequence[Fit]) -> Agreement:
-    recorded = [fit.tally for fit in found if fit.configuration.is_recorded]
+def _agreement(fitted: Sequence[Fit]) -> Agreement:
+    recorded = [fit.tally for fit in fitted if fit.configuration.is_recorded]
     if not recorded:
         return "absent"
     return "agrees" if any(not tally.disagree for tally in recorded) else "contradicts"

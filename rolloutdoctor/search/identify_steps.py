@@ -93,17 +93,17 @@ class StepReader:
 
     def trial_steps(self) -> list[Step]:
         """The training steps with most different advantages or rewards, the most informative first."""
-        found: list[tuple[int, int, RolloutBatch]] = []
+        steps: list[tuple[int, int, RolloutBatch]] = []
         groups = 0
         for number, batch in enumerate(self._read()):
             telling, live = _information(batch)
             if batch.split == TRAIN and telling:
-                found.append((telling, -number, batch))
+                steps.append((telling, -number, batch))
                 groups += live
-            if (groups >= TRIAL_GROUPS and len(found) >= LOSS_STEPS) or number >= SEARCHED_STEPS:
+            if (groups >= TRIAL_GROUPS and len(steps) >= LOSS_STEPS) or number >= SEARCHED_STEPS:
                 break
-        found.sort(key=lambda each: each[:2], reverse=True)
-        return [self._step(batch) for _, _, batch in found[:TRIAL_STEPS]]
+        steps.sort(key=lambda each: each[:2], reverse=True)
+        return [self._step(batch) for _, _, batch in steps[:TRIAL_STEPS]]
 
 
 def _information(batch: RolloutBatch) -> tuple[int, int]:

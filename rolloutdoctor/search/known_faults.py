@@ -20,12 +20,12 @@ def known_faults(objective: Objective, columns: frozenset[str]) -> tuple[ChosenF
     """
     chosen = (ChosenFix(fix, next(iter(fix.variants))) for fix in FIXES.values())
     return tuple(
-        one
-        for one in chosen
-        if is_known_fault(one.label)
-        and not one.fix.of_data
-        and one.applies_to(objective)
-        and one.fix.columns(objective) | advantage_columns(one.apply(objective)) <= columns
+        variant
+        for variant in chosen
+        if is_known_fault(variant.label)
+        and not variant.fix.of_data
+        and variant.applies_to(objective)
+        and variant.fix.columns(objective) | advantage_columns(variant.apply(objective)) <= columns
     )
 
 

@@ -68,11 +68,11 @@ def diagnosed(
         search: audits steps.
         rest: explains the disagreements that are left.
     """
-    found: AuditTally = {}
+    tallies: AuditTally = {}
     for step in steps():
-        found = add_tallies(found, search.audit((step,)))
+        tallies = add_tallies(tallies, search.audit((step,)))
     explains = sorted(
-        name for name, tally in audit.items() if tally.disagree and name in found and not found[name].disagree
+        name for name, tally in audit.items() if tally.disagree and name in tallies and not tallies[name].disagree
     )
     shown = [name for name in explains if audit[name].stage == STAGES[-1]] or explains
     if not shown:
@@ -86,11 +86,11 @@ def diagnosed(
         remedy=f"number both alike: {'subtract' if offset > 0 else 'add'} {abs(offset)} "
         f"{'from' if offset > 0 else 'to'} the steps of the log, or change those of the rows",
         quantity=name,
-        compared=found[name].compared,
+        compared=tallies[name].compared,
         as_recorded=audit[name].agree,
-        as_found=found[name].agree,
-        worst=found[name].worst,
+        as_found=tallies[name].agree,
+        worst=tallies[name].worst,
         explains=tuple(explains),
     )
-    left = rest({each: tally for each, tally in found.items() if tally.disagree})
+    left = rest({each: tally for each, tally in tallies.items() if tally.disagree})
     return replace(left, causes=(cause, *left.causes))

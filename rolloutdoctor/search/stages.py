@@ -39,74 +39,74 @@ LEAST = 1e-4
 """Coefficients of a KL term below this are taken for 0, where the log cannot distinguish them."""
 
 
-def advantage_candidates(steps: Sequence[Step], known: Known) -> list[Candidate]:
+def advantage_candidates(steps: Sequence[Step], premises: Known) -> list[Candidate]:
     """Return the ways to compute advantages without a KL penalty: of trainers, and those that no trainer has."""
-    found = _of_trainers(known)
-    return found + _within_scale(steps, _recipes_beside(found, known))
+    candidates = _of_trainers(premises)
+    return candidates + _within_scale(steps, _recipes_beside(candidates, premises))
 
 
-def _recipes_beside(found: Sequence[Candidate], known: Known) -> list[Candidate]:
-    have = {essence(one.objective) for one in found}
+def _recipes_beside(candidates: Sequence[Candidate], premises: Known) -> list[Candidate]:
+    have = {essence(candidate.objective) for candidate in candidates}
     others = []
-    for one in recipes((known.recorded or found[0]).objective):
-        core = essence(one.objective)
+    for candidate in recipes((premises.recorded or candidates[0]).objective):
+        core = essence(candidate.objective)
         if core not in have:
             have.add(core)
-            others.append(one)
+            others.append(candidate)
     return others
 
 
-def _within_scale(steps: Sequence[Step], found: Iterable[Candidate]) -> list[Candidate]:
+def _within_scale(steps: Sequence[Step], candidates: Iterable[Candidate]) -> list[Candidate]:
     """Those that some scale could bring to the logged advantages of the first steps; all have one for each row."""
-    kept = list(found)
+    remaining = list(candidates)
     for step in steps[:2]:
-        if kept and not has_row_values(step, kept[0].objective):
+        if remaining and not has_row_values(step, remaining[0].objective):
             return []
         centred = CentredScores(step)
-        kept = [one for one in kept if centred.fits(one)]
-    return kept
+        remaining = [candidate for candidate in remaining if centred.fits(candidate)]
+    return remaining
 
 
-def _of_trainers(known: Known) -> list[Candidate]:
-    found = [] if known.recorded is None else [limited(known.recorded, "advantage")]
-    for trainer, version in known.trainers:
-        found += of_trainer(trainer, version, trainer.choices.advantage, known.layers.get(trainer.name, ()))
-    return found
+def _of_trainers(premises: Known) -> list[Candidate]:
+    candidates = [] if premises.recorded is None else [limited(premises.recorded, "advantage")]
+    for trainer, version in premises.trainers:
+        candidates += of_trainer(trainer, version, trainer.choices.advantage, premises.layers.get(trainer.name, ()))
+    return candidates
 
 
-def try_advantages(steps: Sequence[Step], known: Known) -> Trial:
+def try_advantages(steps: Sequence[Step], premises: Known) -> Trial:
     """Find the ways to compute advantages that some steps leave.
 
     Penalties in the reward and other groups are tried where nothing else gives all values.
     """
-    trial = try_on(steps, advantage_candidates(steps, known), Step.advantages)
+    trial = try_on(steps, advantage_candidates(steps, premises), Step.advantages)
     is_compared = trial.fitting or trial.excluded
-    if not is_compared or any(not one.is_recorded for one in trial.fitting):
+    if not is_compared or any(not candidate.is_recorded for candidate in trial.fitting):
         return trial
-    other = try_on(steps, _penalised(steps, known), Step.advantages)
+    other = try_on(steps, _penalised(steps, premises), Step.advantages)
     if other.fitting or trial.fitting:
         excluded = (*other.excluded, *trial.excluded)
         return Trial((*trial.fitting, *other.fitting), trial.nearest, excluded)
-    solved = try_on(steps, solved_advantages(steps, _of_trainers(known), known), Step.advantages)
+    solved = try_on(steps, solved_advantages(steps, _of_trainers(premises), premises), Step.advantages)
     if solved.fitting:
         return replace(solved, excluded=(*solved.excluded, *trial.excluded))
-    regrouped = _within_scale(steps, _regrouped(_recipes_beside(_of_trainers(known), known)))
+    regrouped = _within_scale(steps, _regrouped(_recipes_beside(_of_trainers(premises), premises)))
     return or_else(steps, trial, regrouped, Step.advantages)
 
 
 def _regrouped(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     names = ("groups-by-position", "groups-tiled", "group-is-batch")
-    edits = [one for one in PARTITIONS if one.name in names]
-    for one, edit in product(candidates, edits):
-        if one.objective.advantage.spec.has_groups:
-            found = recipe(one.objective, edit)
-            yield replace(found, parts={**found.parts, "groups": edit.words}, edits=(edit,))
+    edits = [partition for partition in PARTITIONS if partition.name in names]
+    for candidate, edit in product(candidates, edits):
+        if candidate.objective.advantage.spec.has_groups:
+            regrouped = recipe(candidate.objective, edit)
+            yield replace(regrouped, parts={**regrouped.parts, "groups": edit.words}, edits=(edit,))
 
 
-def _penalised(steps: Sequence[Step], known: Known) -> Iterator[Candidate]:
+def _penalised(steps: Sequence[Step], premises: Known) -> Iterator[Candidate]:
     """Candidates with a KL penalty in the reward, its coefficient solved on the first step."""
-    for trainer, version in known.trainers:
-        option, layers = trainer.choices.penalty_option, known.layers.get(trainer.name, ())
+    for trainer, version in premises.trainers:
+        option, layers = trainer.choices.penalty_option, premises.layers.get(trainer.name, ())
         if option is None or not steps or not steps[0].batch.has("ref_log_probs"):
             continue
         for choice in trainer.choices.penalty:
@@ -117,13 +117,13 @@ def _penalised(steps: Sequence[Step], known: Known) -> Iterator[Candidate]:
                 yield from of_trainer(trainer, version, [{**choice, option: coef}], layers)
 
 
-def _on_axis(step: Step, one: Candidate) -> bool:
+def _on_axis(step: Step, candidate: Candidate) -> bool:
     """False if a configuration gives tokens of a row different advantages and the log does not, or the reverse."""
-    by_row = one.objective.advantage.spec.axis is Axis.ROWS
+    by_row = candidate.objective.advantage.spec.axis is Axis.ROWS
     if step.by_row:
         return by_row
     # A penalty makes the advantages of tokens differ wherever they have a time axis.
-    return has_row_values(step, replace(one.objective, advantage=_ROW_RULE)) == by_row
+    return has_row_values(step, replace(candidate.objective, advantage=_ROW_RULE)) == by_row
 
 
 _ROW_RULE = AdvantageRule(estimator="grpo")
@@ -167,36 +167,36 @@ def _logged_advantages(step: Step) -> tuple[Tensor, Tensor] | None:
     return index, value[index]
 
 
-def kl_candidates(known: Known, advantage: Candidate) -> list[Candidate]:
+def kl_candidates(premises: Known, advantage: Candidate) -> list[Candidate]:
     """Return the KL terms of the loss, and the averages of their metric, given how advantages are computed."""
-    found = []
-    for trainer, version, layers in _after(known, advantage):
+    candidates = []
+    for trainer, version, layers in _after(premises, advantage):
         unit = {} if trainer.roles.kl is None else {trainer.roles.kl: 1.0}
         choices = [{**choice, **unit} for choice in trainer.choices.kl]
-        found += [
+        candidates += [
             replace(
-                one,
-                objective=_with_advantage(one.objective, advantage),
-                options={name: value for name, value in one.options.items() if name not in unit},
-                parts=kl_parts(one.objective),
+                candidate,
+                objective=_with_advantage(candidate.objective, advantage),
+                options={name: value for name, value in candidate.options.items() if name not in unit},
+                parts=kl_parts(candidate.objective),
             )
-            for one in of_trainer(trainer, version, choices, layers)
+            for candidate in of_trainer(trainer, version, choices, layers)
         ]
-    if not found and advantage.objective.kl_reward is not None:
-        found = [replace(advantage, parts=kl_parts(advantage.objective), options={})]
-    if known.recorded is not None:
-        found.insert(0, replace(limited(known.recorded, "kl"), parts=kl_parts(known.recorded.objective)))
-    return found
+    if not candidates and advantage.objective.kl_reward is not None:
+        candidates = [replace(advantage, parts=kl_parts(advantage.objective), options={})]
+    if premises.recorded is not None:
+        candidates.insert(0, replace(limited(premises.recorded, "kl"), parts=kl_parts(premises.recorded.objective)))
+    return candidates
 
 
-def try_kl(steps: Sequence[Step], known: Known, advantage: Candidate) -> Trial:
+def try_kl(steps: Sequence[Step], premises: Known, advantage: Candidate) -> Trial:
     """Find the KL terms and the averages of their metric that some steps leave.
 
     Other averages than a trainer's own are tried where that gives not all values.
     """
-    candidates = kl_candidates(known, advantage)
+    candidates = kl_candidates(premises, advantage)
     trial = try_on(steps, candidates, Step.kl)
-    like = next((one for one in candidates if one.objective.kl_loss is not None), None)
+    like = next((candidate for candidate in candidates if candidate.objective.kl_loss is not None), None)
     if trial.fitting or not trial.excluded or like is None:
         return trial
     return or_else(steps, trial, _kl_recipes(like), Step.kl)
@@ -210,7 +210,7 @@ _LOG_PROBS: tuple[Literal["policy_log_probs", "old_log_probs", "rollout_log_prob
 
 
 def _kl_recipes(like: Candidate) -> Iterator[Candidate]:
-    averages = [one for one in METRIC_DEFINITIONS if one.code == "RDM005"]
+    averages = [definition for definition in METRIC_DEFINITIONS if definition.code == "RDM005"]
     for name, column in product(_KL_WORDS, _LOG_PROBS):
         term = KlTerm(estimator=name, coef=1.0, log_probs=column)
         objective = replace(like.objective, kl_loss=term)
@@ -236,47 +236,53 @@ def kl_parts(objective: Objective) -> dict[str, str]:
     return parts
 
 
-def try_losses(steps: Sequence[Step], known: Known, advantage: Candidate, terms: Sequence[Candidate | None]) -> Trial:
+def try_losses(
+    steps: Sequence[Step], premises: Known, advantage: Candidate, terms: Sequence[Candidate | None]
+) -> Trial:
     """Find the losses that some steps leave, given advantages and KL; the coefficient of the KL term is solved.
 
     Other aggregations and scales than a trainer's own are tried where these give not all values.
 
     Args:
         steps: to hold them against.
-        known: what is known before the first row.
+        premises: what is known before the first row.
         advantage: how advantages are computed.
         terms: the KL terms to try, one at least; None is none.
     """
-    plain = [(one, kl) for kl in terms for one in _plain_losses(known, advantage, kl)]
+    plain = [(candidate, kl) for kl in terms for candidate in _plain_losses(premises, advantage, kl)]
     recorded = []
-    if known.recorded is not None:
-        recorded = [replace(limited(known.recorded, "loss"), parts=loss_parts(known.recorded.objective))]
-    solved = (_with_coefficient(steps, one, kl) for one, kl in plain)
+    if premises.recorded is not None:
+        recorded = [replace(limited(premises.recorded, "loss"), parts=loss_parts(premises.recorded.objective))]
+    solved = (_with_coefficient(steps, candidate, kl) for candidate, kl in plain)
     trial = try_on(steps, (*recorded, *solved), Step.loss)
     if trial.fitting or not trial.excluded or not plain:
         return trial
-    others = (_with_coefficient(steps, one, kl) for kl in terms for one in _loss_recipes(plain[0][0]))
+    others = (_with_coefficient(steps, candidate, kl) for kl in terms for candidate in _loss_recipes(plain[0][0]))
     return or_else(steps, trial, others, Step.loss)
 
 
-def _plain_losses(known: Known, advantage: Candidate, kl: Candidate | None) -> Iterator[Candidate]:
+def _plain_losses(premises: Known, advantage: Candidate, kl: Candidate | None) -> Iterator[Candidate]:
     """Yield the losses that settings of trainers make."""
-    for trainer, version, layers in _after(known, advantage):
+    for trainer, version, layers in _after(premises, advantage):
         if kl is not None and kl.trainer is not None and kl.trainer.name == trainer.name:
             layers = (Layer("identified", kl.options), *layers)
-        made = list(of_trainer(trainer, version, trainer.choices.loss, layers))
+        candidates = list(of_trainer(trainer, version, trainer.choices.loss, layers))
         if kl is None and trainer.roles.kl is not None:
             # Whatever states a KL term, the log has no sign of one.
-            without = [{**one.options, trainer.roles.kl: 0.0} for one in made if one.objective.kl_loss is not None]
-            made = [one for one in made if one.objective.kl_loss is None]
-            made += of_trainer(trainer, version, without, layers)
-        for one in made:
-            objective = _with_advantage(one.objective, advantage)
-            yield replace(one, objective=objective, parts=loss_parts(objective))
+            without = [
+                {**candidate.options, trainer.roles.kl: 0.0}
+                for candidate in candidates
+                if candidate.objective.kl_loss is not None
+            ]
+            candidates = [candidate for candidate in candidates if candidate.objective.kl_loss is None]
+            candidates += of_trainer(trainer, version, without, layers)
+        for candidate in candidates:
+            objective = _with_advantage(candidate.objective, advantage)
+            yield replace(candidate, objective=objective, parts=loss_parts(objective))
 
 
 def _loss_recipes(like: Candidate) -> Iterator[Candidate]:
-    scales: list[Hypothesis | None] = [None, *(one for one in LOSS_TERMS if one.metrics is not None)]
+    scales: list[Hypothesis | None] = [None, *(term for term in LOSS_TERMS if term.metrics is not None)]
     modes = [name for name in AGGREGATIONS if not name.endswith(("fixed-length", "-norm"))]
     for mode in modes:
         rule = replace(like.objective.aggregation, mode=mode)
@@ -304,46 +310,46 @@ def loss_parts(objective: Objective) -> dict[str, str]:
     return parts
 
 
-def _with_coefficient(steps: Sequence[Step], one: Candidate, kl: Candidate | None) -> Candidate:
+def _with_coefficient(steps: Sequence[Step], candidate: Candidate, kl: Candidate | None) -> Candidate:
     """Solve for the coefficient of the KL term of the loss, one number over the steps."""
-    objective, trainer = one.objective, one.trainer
+    objective, trainer = candidate.objective, candidate.trainer
     if objective.kl_loss is not None and objective.kl_loss.reference != "ref_log_probs":
         # No KL that is logged or identified is to another column: the term is as the options have it.
-        return one
+        return candidate
     if kl is None or kl.objective.kl_loss is None:
         bare = replace(objective, kl_loss=None) if objective.kl_loss is not None and kl is None else objective
-        return replace(one, objective=bare, parts={**one.parts, **loss_parts(bare)})
+        return replace(candidate, objective=bare, parts={**candidate.parts, **loss_parts(bare)})
     objective = replace(objective, kl_loss=replace(kl.objective.kl_loss, coef=1.0))
-    unit = replace(one, objective=objective)
+    unit = replace(candidate, objective=objective)
     parts = [part for step in steps if (part := step.loss_residual(unit)) is not None]
     equations = torch.tensor(parts, dtype=torch.float64).reshape(-1, 3).T
     coef = least_squares(*equations)
     if coef is None:
         # No logged number holds the KL term: the policy's part is compared alone.
-        return one
+        return candidate
     if all(abs(residual) <= radius for residual, _, radius in parts):
         # Whatever would be solved for is rounding: 0, or any coefficient that the radii allow.
         ends = ((abs(residual) + radius) / abs(slope) for residual, slope, radius in parts if slope)
         if min(ends, default=0) > LEAST:
-            return one
+            return candidate
         coef = 0.0
     if coef > 0:
         coef = shortest(coef, *bounds(*equations))
     objective = replace(objective, kl_loss=replace(kl.objective.kl_loss, coef=coef))
-    options = dict(one.options)
+    options = dict(candidate.options)
     if trainer is not None and trainer.roles.kl is not None:
         options[trainer.roles.kl] = coef
-    said = {**loss_parts(objective), **({"scale": one.parts["scale"]} if one.parts.get("scale") else {})}
-    return replace(one, objective=objective, options=options if trainer is not None else dict(said), parts=said)
+    axes = {**loss_parts(objective), **({"scale": candidate.parts["scale"]} if candidate.parts.get("scale") else {})}
+    return replace(candidate, objective=objective, options=options if trainer is not None else dict(axes), parts=axes)
 
 
-def _after(known: Known, advantage: Candidate) -> Iterator[tuple[Trainer, tuple[int, ...], tuple[Layer, ...]]]:
+def _after(premises: Known, advantage: Candidate) -> Iterator[tuple[Trainer, tuple[int, ...], tuple[Layer, ...]]]:
     """The trainers to go on with, and the options that are known or found already.
 
     That is the trainer whose advantages they are, or the likeliest where no trainer has them.
     """
-    for trainer, version in known.trainers[:1] if advantage.trainer is None else known.trainers:
-        layers = tuple(known.layers.get(trainer.name, ()))
+    for trainer, version in premises.trainers[:1] if advantage.trainer is None else premises.trainers:
+        layers = tuple(premises.layers.get(trainer.name, ()))
         if advantage.trainer is None:
             yield trainer, version, (*layers, Layer("a common configuration", trainer.roles.must_state))
         elif trainer.name == advantage.trainer_name:
@@ -351,5 +357,7 @@ def _after(known: Known, advantage: Candidate) -> Iterator[tuple[Trainer, tuple[
 
 
 def _with_advantage(objective: Objective, advantage: Candidate) -> Objective:
-    found = advantage.objective
-    return replace(objective, advantage=found.advantage, baseline_rows=found.baseline_rows, kl_reward=found.kl_reward)
+    source = advantage.objective
+    return replace(
+        objective, advantage=source.advantage, baseline_rows=source.baseline_rows, kl_reward=source.kl_reward
+    )

@@ -75,12 +75,12 @@ class Step:
     def once(self, key: Hashable, make: Callable[[], Found], *, keeps_none: bool = True) -> Found:
         """Return what was made under a key, or make it."""
         if key in self._kept:
-            kept: Found = self._kept[key]
-            return kept
-        found = make()
-        if keeps_none or found is not None:
-            self._kept[key] = found
-        return found
+            cached: Found = self._kept[key]
+            return cached
+        computed = make()
+        if keeps_none or computed is not None:
+            self._kept[key] = computed
+        return computed
 
     def forget(self) -> None:
         """Drop all of it."""
@@ -96,21 +96,21 @@ class Step:
         """True if the log has one advantage for each row, and none for tokens."""
         return "advantage" in self.batch.per_row
 
-    def evaluated(self, one: Candidate, *, rows_only: bool = False, per_token: bool = False) -> Evaluation | None:
+    def evaluated(self, candidate: Candidate, *, rows_only: bool = False, per_token: bool = False) -> Evaluation | None:
         """Evaluate the step under a candidate; None where that cannot be done."""
-        batch, objective = self.batch, one.objective
+        batch, objective = self.batch, candidate.objective
         try:
-            for edit in one.edits:
+            for edit in candidate.edits:
                 objective = objective if edit.objective is None else edit.objective(objective)
                 batch = batch if edit.rows is None else edit.rows(batch, objective) or batch
 
             def amend(rows: RowResult) -> RowResult:
-                for edit in one.edits:
-                    logged_N = None if edit.advantages is None else self.advantage_N(one.objective)
+                for edit in candidate.edits:
+                    logged_N = None if edit.advantages is None else self.advantage_N(candidate.objective)
                     if edit.advantages is None or logged_N is None or rows.advantage_N is None:
                         continue
-                    made = edit.advantages(Evaluation(batch, rows.objective, rows, None, self._dtype), logged_N)
-                    rows = rows if made is None else replace(rows, advantage_N=made[0], edited_radius=made[1])
+                    edited = edit.advantages(Evaluation(batch, rows.objective, rows, None, self._dtype), logged_N)
+                    rows = rows if edited is None else replace(rows, advantage_N=edited[0], edited_radius=edited[1])
                 return rows
 
             if not rows_only:
@@ -134,7 +134,7 @@ class Step:
 
     def compared(
         self,
-        one: Candidate,
+        candidate: Candidate,
         evaluation: Evaluation,
         metrics: Mapping[str, float],
         stages: Sequence[str] = STAGES,
@@ -143,17 +143,17 @@ class Step:
     ) -> AuditTally:
         """Audit the advantages and some metrics that a candidate gives, which were logged."""
         logged = replace(self.logged(evaluation.objective), metrics={name: self.metrics[name] for name in metrics})
-        trainer = one.trainer or self.names
+        trainer = candidate.trainer or self.names
         return tallies_of(
-            compare_step(logged, evaluation, trainer, one.config, metrics, in_doubt=in_doubt, stages=stages)
+            compare_step(logged, evaluation, trainer, candidate.config, metrics, in_doubt=in_doubt, stages=stages)
         )
 
-    def rows(self, one: Candidate) -> Evaluation | None:
+    def rows(self, candidate: Candidate) -> Evaluation | None:
         """Return the evaluation of the rows alone; None where it cannot be made."""
-        objective = one.where_all_vote if self._all_vote and not one.evaluating else one.objective
+        objective = candidate.where_all_vote if self._all_vote and not candidate.evaluating else candidate.objective
         return self.once(
-            ("rows", _decisive(objective), one.edits),
-            lambda: self.evaluated(replace(one, objective=objective), rows_only=True),
+            ("rows", _decisive(objective), candidate.edits),
+            lambda: self.evaluated(replace(candidate, objective=objective), rows_only=True),
         )
 
     @cached_property
@@ -168,12 +168,12 @@ class Step:
             return bool((batch.rows.diff() > 0).all())
         return bool((seg.total(batch.column("response_mask"), batch.rows) > 0).all())
 
-    def whole(self, one: Candidate) -> Evaluation | None:
+    def whole(self, candidate: Candidate) -> Evaluation | None:
         """Return the evaluation of rows and tokens; None where it cannot be made.
 
         Candidates that differ in nothing but the coefficient of the KL share one pass over the tokens.
         """
-        unit, term = self._unit(one), one.objective.kl_loss
+        unit, term = self._unit(candidate), candidate.objective.kl_loss
         if unit is None or term is None:
             return unit
 
@@ -186,21 +186,21 @@ class Step:
 
         return self.once((id(unit), term.coef), scaled)
 
-    def _unit(self, one: Candidate) -> Evaluation | None:
+    def _unit(self, candidate: Candidate) -> Evaluation | None:
         """The evaluation with a KL coefficient of 1, without what no value of this step depends on."""
-        batch, old = self.batch, one.objective.surrogate.old
+        batch, old = self.batch, candidate.objective.surrogate.old
         on_policy = batch.stored_name(old) == batch.stored_name("policy_log_probs")
-        objective = one.unit_at_ratio_one if on_policy else one.unit
+        objective = candidate.unit_at_ratio_one if on_policy else candidate.unit
 
         def make() -> Evaluation | None:
-            found = self.evaluated(replace(one, objective=objective))
-            return None if found is None or found.tokens is None else found
+            evaluation = self.evaluated(replace(candidate, objective=objective))
+            return None if evaluation is None or evaluation.tokens is None else evaluation
 
-        return self.once(("whole", objective, one.evaluating), make)
+        return self.once(("whole", objective, candidate.evaluating), make)
 
-    def advantages(self, one: Candidate) -> Prediction | None:
+    def advantages(self, candidate: Candidate) -> Prediction | None:
         """Return the advantages under a candidate; None where they cannot be computed or compared."""
-        evaluation = self.rows(one)
+        evaluation = self.rows(candidate)
         if evaluation is None or evaluation.rows is None:
             return None
         rows = evaluation.rows
@@ -208,15 +208,19 @@ class Step:
         assert values is not None
         key = ("advantages", rows.advantage_N is not None, _bytes(values))
         # Metrics have the names of one trainer: that those of another cannot be compared says nothing of its values.
-        return self.once(key, lambda: self._advantages(one, evaluation, rows, values), keeps_none=False)
+        return self.once(key, lambda: self._advantages(candidate, evaluation, rows, values), keeps_none=False)
 
-    def _advantages(self, one: Candidate, evaluation: Evaluation, rows: RowResult, values: Tensor) -> Prediction | None:
+    def _advantages(
+        self, candidate: Candidate, evaluation: Evaluation, rows: RowResult, values: Tensor
+    ) -> Prediction | None:
         metrics = {}
         if not {"advantage", "advantages"} & (self.batch.per_row.keys() | self.batch.per_token.keys()):
-            made = self.names.metrics(evaluation)
-            wanted = [name for name in self.metrics if stage_of(self.names, name) == "advantages" and name in made]
-            metrics = {name: made[name] for name in wanted}
-        tallies = self.compared(one, evaluation, metrics, ("advantages",))
+            recomputed = self.names.metrics(evaluation)
+            wanted = [
+                name for name in self.metrics if stage_of(self.names, name) == "advantages" and name in recomputed
+            ]
+            metrics = {name: recomputed[name] for name in wanted}
+        tallies = self.compared(candidate, evaluation, metrics, ("advantages",))
         if not tallies:
             return None
         by_row = rows.advantage_N is not None
@@ -241,35 +245,37 @@ class Step:
             moved = seg.high(moved, self.batch.rows).clamp(min=0)
         return moved
 
-    def kl(self, one: Candidate) -> Prediction | None:
+    def kl(self, candidate: Candidate) -> Prediction | None:
         """Return the KL metrics, and the KL that was stored, under a candidate."""
-        return self._metrics(one, _KL_KINDS, "kl")
+        return self._metrics(candidate, _KL_KINDS, "kl")
 
-    def loss(self, one: Candidate) -> Prediction | None:
+    def loss(self, candidate: Candidate) -> Prediction | None:
         """Return the metrics of the loss under a candidate."""
-        return self._metrics(one, _LOSS_KINDS, "loss")
+        return self._metrics(candidate, _LOSS_KINDS, "loss")
 
-    def _metrics(self, one: Candidate, kinds: tuple[str, ...], stage: str) -> Prediction | None:
-        evaluation = self.whole(one)
+    def _metrics(self, candidate: Candidate, kinds: tuple[str, ...], stage: str) -> Prediction | None:
+        evaluation = self.whole(candidate)
         if evaluation is None:
             return None
-        key = (id(evaluation), (one.trainer or self.names).name, stage, one.edits)
-        return self.once(key, lambda: self._compare(one, evaluation, kinds, stage))
+        key = (id(evaluation), (candidate.trainer or self.names).name, stage, candidate.edits)
+        return self.once(key, lambda: self._compare(candidate, evaluation, kinds, stage))
 
-    def _compare(self, one: Candidate, evaluation: Evaluation, kinds: tuple[str, ...], stage: str) -> Prediction | None:
-        trainer, unit = one.trainer or self.names, self._unit(one)
+    def _compare(
+        self, candidate: Candidate, evaluation: Evaluation, kinds: tuple[str, ...], stage: str
+    ) -> Prediction | None:
+        trainer, unit = candidate.trainer or self.names, self._unit(candidate)
         assert unit is not None
         # Metrics of the loss are with a coefficient of 1, but for the loss itself.
-        made = self.metrics_of(unit, trainer)
-        names = [name for name in sorted(self.metrics) if trainer.log.kind_of(name) in kinds and name in made]
+        recomputed = self.metrics_of(unit, trainer)
+        names = [name for name in sorted(self.metrics) if trainer.log.kind_of(name) in kinds and name in recomputed]
         shows_kl = any(trainer.log.kind_of(name) == "kl" for name in names)
-        if stage == "kl" and one.objective.kl_loss is not None and not shows_kl:
+        if stage == "kl" and candidate.objective.kl_loss is not None and not shows_kl:
             # What the rewards hold tells nothing of a term of the loss.
             return None
-        own = {"loss": evaluation.loss * _share(evaluation, trainer), "policy_loss": evaluation.policy_loss}
-        as_made = {name: own.get(trainer.log.kind_of(name), made[name]) for name in names}
-        metrics = one.edited(evaluation, trainer, as_made)
-        tallies = self.compared(one, evaluation, metrics, (stage,))
+        by_kind = {"loss": evaluation.loss * _share(evaluation, trainer), "policy_loss": evaluation.policy_loss}
+        as_made = {name: by_kind.get(trainer.log.kind_of(name), recomputed[name]) for name in names}
+        metrics = candidate.edited(evaluation, trainer, as_made)
+        tallies = self.compared(candidate, evaluation, metrics, (stage,))
         if not tallies:
             return None
         radii = [self._radius(evaluation, trainer, name, value) for name, value in metrics.items()]

@@ -50,25 +50,25 @@ def try_on(steps: Sequence[Step], candidates: Iterable[Candidate], predict: Pred
     fitting: list[Candidate] = []
     excluded: list[tuple[Candidate, QuantityTally]] = []
     doubt = ""
-    for one in candidates:
+    for candidate in candidates:
         tallies: AuditTally = {}
         for step in steps:
-            found = predict(step, one)
-            if found is None:
+            prediction = predict(step, candidate)
+            if prediction is None:
                 continue
-            tallies = add_tallies(tallies, found.tallies)
-            if any(tally.disagree for tally in found.tallies.values()):
+            tallies = add_tallies(tallies, prediction.tallies)
+            if any(tally.disagree for tally in prediction.tallies.values()):
                 break
         total = conclusive_total(tallies)
         if total is not None and total.disagree:
-            excluded.append((one, total))
+            excluded.append((candidate, total))
         elif total is not None and total.compared:
-            fitting.append(one)
+            fitting.append(candidate)
         elif total is None and tallies:
             doubt = LayoutDoubt.reason
     # Sorting is stable, so that of equals the first named stays first.
     excluded.sort(key=lambda pair: -pair[1].agree / pair[1].compared)
-    nearest = tuple(one for one, _ in excluded[:NEAREST])
+    nearest = tuple(candidate for candidate, _ in excluded[:NEAREST])
     return Trial(tuple(fitting), nearest, tuple(excluded), doubt=doubt)
 
 
@@ -77,22 +77,22 @@ def or_else(steps: Sequence[Step], trial: Trial, others: Iterable[Candidate], pr
     other = try_on(steps, others, predict)
     if other.fitting:
         return replace(other, excluded=(*other.excluded, *trial.excluded))
-    found: list[tuple[int, float, Candidate]] = []
-    for one, _ in trial.excluded if len(steps) > 2 else ():
+    ranked: list[tuple[int, float, Candidate]] = []
+    for candidate, _ in trial.excluded if len(steps) > 2 else ():
         off, agree = 0, 0.0
         for step in steps:
-            prediction = predict(step, one)
+            prediction = predict(step, candidate)
             tally = None if prediction is None else whole(prediction.tallies.values())
             off += tally is None or tally.disagree > 0
             agree += tally.agree if tally is not None else 0
             if 2 * off >= len(steps):
                 break
         else:
-            found.append((off, -agree, one))
-    if not found:
+            ranked.append((off, -agree, candidate))
+    if not ranked:
         return trial
-    found.sort(key=lambda each: each[:2])
-    best = tuple(one for off, _, one in found if off == found[0][0])
+    ranked.sort(key=lambda each: each[:2])
+    best = tuple(candidate for off, _, candidate in ranked if off == ranked[0][0])
     return replace(trial, nearest=best, most=best)
 
 
@@ -131,16 +131,16 @@ class Count:
 
     def add(self, step: Step, predict: Predict) -> None:
         """Count one step."""
-        found = [predict(step, one) for one in self.candidates]
-        for number, prediction in enumerate(found):
+        predictions = [predict(step, candidate) for candidate in self.candidates]
+        for number, prediction in enumerate(predictions):
             if prediction is not None:
                 self.tallies[number] = add_tallies(self.tallies[number], prediction.tallies)
-        for row, one in enumerate(found):
-            for column, other in enumerate(found[:row]):
-                if one is not other and one is not None and other is not None:
-                    gap = max(_gap(one, other), float(self.apart[row, column]))
+        for row, left in enumerate(predictions):
+            for column, right in enumerate(predictions[:row]):
+                if left is not right and left is not None and right is not None:
+                    gap = max(_gap(left, right), float(self.apart[row, column]))
                     self.apart[row, column] = self.apart[column, row] = gap
-        first = next((prediction for prediction in found if prediction is not None), None)
+        first = next((prediction for prediction in predictions if prediction is not None), None)
         if first is None:
             return
         size, radius = first.values.abs(), first.radii
@@ -155,7 +155,7 @@ class Count:
     def tally(self, number: int) -> QuantityTally | None:
         """Return how one of the configurations compares with the log; None where nothing is conclusive."""
         return conclusive_total(
-            {name: one for name, one in self.tallies[number].items() if one.compared or one.not_compared}
+            {name: tally for name, tally in self.tallies[number].items() if tally.compared or tally.not_compared}
         )
 
     def classes(self) -> list[list[int]]:
@@ -164,21 +164,21 @@ class Count:
         best = max(agree, default=0)
         # What cannot be compared speaks for nobody: of two without a disagreement the one that gives more values.
         able = [number for number, count in enumerate(agree) if best and count == best]
-        found: list[list[int]] = []
+        classes: list[list[int]] = []
         for number in able:
-            home = next((each for each in found if all(self.apart[number, other] <= 1 for other in each)), None)
+            home = next((each for each in classes if all(self.apart[number, other] <= 1 for other in each)), None)
             if home is None:
-                found.append([number])
+                classes.append([number])
             else:
                 home.append(number)
-        return found
+        return classes
 
 
-def _gap(one: Prediction, other: Prediction) -> float:
-    if one.values.shape != other.values.shape:
+def _gap(left: Prediction, right: Prediction) -> float:
+    if left.values.shape != right.values.shape:
         return float("inf")
-    both = ~(one.values.isnan() | other.values.isnan())
-    gap = (one.values - other.values).abs()[both]
-    radius = torch.minimum(one.radii, other.radii)[both]
+    both = ~(left.values.isnan() | right.values.isnan())
+    gap = (left.values - right.values).abs()[both]
+    radius = torch.minimum(left.radii, right.radii)[both]
     units = torch.where(gap == 0, 0.0, gap / radius)
     return float(units.max()) if len(units) else 0.0

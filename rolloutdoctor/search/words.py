@@ -73,13 +73,13 @@ _USUAL = ("all rows count in the baseline", "a single row keeps its raw reward",
 
 def sentence(parts: Mapping[str, str]) -> str:
     """Return the parts as one clause."""
-    said = {axis: words for axis, words in parts.items() if words not in _USUAL and axis not in ("unequal", "ids")}
-    formula, epsilon = said.pop("formula", ""), said.pop("epsilon", "")
+    unusual = {axis: words for axis, words in parts.items() if words not in _USUAL and axis not in ("unequal", "ids")}
+    formula, epsilon = unusual.pop("formula", ""), unusual.pop("epsilon", "")
     if epsilon:
         number = epsilon.removeprefix("epsilon ").removesuffix(", inside the root")
         formula = formula.replace("{eps}", number)
         formula = _in_root(formula, number) if epsilon.endswith("root") else formula
-    words = [formula, *said.values()] if formula else list(said.values())
+    words = [formula, *unusual.values()] if formula else list(unusual.values())
     return ", ".join(words)
 
 

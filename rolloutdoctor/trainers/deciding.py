@@ -81,8 +81,8 @@ def _others(option: Option, value: object) -> Iterator[object]:
     if option.kind == "flag":
         values: tuple[object, ...] = (True, False)
     elif option.kind in ("number", "integer"):
-        whole = option.kind == "integer"
-        numbers = (1, 2, 8) if whole else (0.0, 0.5, 1.0, 2.0)
+        is_integer = option.kind == "integer"
+        numbers = (1, 2, 8) if is_integer else (0.0, 0.5, 1.0, 2.0)
         values = tuple(x for x in numbers if _inside(option, x))
     else:
         values = option.choices if option.computed is None else option.computed

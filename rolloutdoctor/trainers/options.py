@@ -115,29 +115,29 @@ class Option:
             UsageError: if it is of the wrong type, out of range, unknown, or not computed here.
         """
         wanted = self.wanted()
-        found = self._typed(value)
-        if found is _WRONG:
+        typed = self._typed(value)
+        if typed is _WRONG:
             raise UsageError(f"{self.name} = {value!r} ({origin}): expected {wanted}")
-        if isinstance(found, int | float) and not isinstance(found, bool):
-            too_low = self.low is not None and found < self.low
+        if isinstance(typed, int | float) and not isinstance(typed, bool):
+            too_low = self.low is not None and typed < self.low
             # What an option of any kind takes is for its trainer's table to say.
-            unbounded = self.kind != "any" and isinstance(found, float) and not math.isfinite(found)
-            if unbounded or too_low or (self.high is not None and found > self.high):
+            unbounded = self.kind != "any" and isinstance(typed, float) and not math.isfinite(typed)
+            if unbounded or too_low or (self.high is not None and typed > self.high):
                 raise UsageError(f"{self.name} = {value!r} ({origin}) is out of range: expected {wanted}")
-        if self.choices and found is not None and found not in self.choices:
-            close = nearest(str(found), list(self.choices))
+        if self.choices and typed is not None and typed not in self.choices:
+            close = nearest(str(typed), list(self.choices))
             raise UsageError(f"{self.name} = {value!r} ({origin}): expected {wanted}{close}")
-        if self.computed is not None and found not in self.computed and not self.loss_alone:
+        if self.computed is not None and typed not in self.computed and not self.loss_alone:
             able = ", ".join(str(each) for each in self.computed)
-            raise UsageError(f"{self.name} = {found} ({origin}): {self.why_not} (computed: {able})")
-        return found
+            raise UsageError(f"{self.name} = {typed} ({origin}): {self.why_not} (computed: {able})")
+        return typed
 
     def below(self, value: object) -> float | None:
         """Return a finite number that is less than the option takes, or None of any other value."""
-        found = self._typed(value)
-        if self.low is None or isinstance(found, bool) or not isinstance(found, int | float):
+        typed = self._typed(value)
+        if self.low is None or isinstance(typed, bool) or not isinstance(typed, int | float):
             return None
-        return float(found) if -math.inf < found < self.low else None
+        return float(typed) if -math.inf < typed < self.low else None
 
     def leaves_loss_unknown(self, settings: Mapping[str, Setting]) -> bool:
         """Return True if its value changes the loss in a way that is not computed here."""
@@ -332,14 +332,14 @@ def resolve(
             if name in settings or name in unusable:
                 continue
             try:
-                found = names[name].read(value, layer.origin)
-                names[name].refuse_unknown(found, version, layer.origin)
+                typed = names[name].read(value, layer.origin)
+                names[name].refuse_unknown(typed, version, layer.origin)
             except UsageError as error:
                 if layer.strict or not lenient:
                     raise
                 unusable[name] = Refused(str(error), names[name].below(value))
             else:
-                settings[name] = Setting(found, layer.origin)
+                settings[name] = Setting(typed, layer.origin)
         if misnamed:
             raise misnamed[0]
     _fill_defaults(settings, options, version, trainer, "" if release is None else release.state)
@@ -368,18 +368,18 @@ def unknown_loss(option: str, why: str) -> str:
 
 def unused(options: Iterable[Option], config: Config) -> list[str]:
     """Say which options were set and change nothing in the version of the run, one sentence each."""
-    found = []
+    entries = []
     for option in options:
         setting = config.settings.get(option.name)
         if setting is None or setting.value == option.default or option.works_at(config.version):
             continue
         assert option.works_after is not None  # it would work
         last, why = option.works_after
-        found.append(
+        entries.append(
             f"{option.name} = {setting.value} ({setting.origin}) has no effect: up to release {last} {why}; if the run "
             "was made with later code, pass --trainer NAME@VERSION"
         )
-    return found
+    return entries
 
 
 @cache

@@ -244,8 +244,8 @@ class Log:
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""
         if metric not in self._kinds:
-            found = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
-            self._kinds[metric] = next(found, "mean")
+            kinds = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
+            self._kinds[metric] = next(kinds, "mean")
         return self._kinds[metric]
 
     def is_made_once(self, metric: str) -> bool:
@@ -407,7 +407,7 @@ class Trainer:
     def whole_release(self, release: Release, config: Config) -> Release:
         """Return the release, as not read where one of the other packages is of a release that was not."""
         of_options = (release_of(config.word(option), read, option) for option, read in self.further.items())
-        other = next((found for found in of_options if found.state != READ), None)
+        other = next((status for status in of_options if status.state != READ), None)
         return release if other is None or release.state != READ else replace(other, numbers=release.numbers)
 
     def objective_of(self, config: Config) -> Objective:
@@ -421,9 +421,11 @@ class Trainer:
             return self.objective(config)
         computed = {option.name: (option.computed or (option.default,))[0] for option in hiding}
         plain = {name: replace(config.settings[name], value=value) for name, value in computed.items()}
-        found = self.objective(replace(config, settings={**config.settings, **plain}))
-        why = [unknown_loss(f"{one.name} = {str(config[one.name])[:80]}", one.why_not) for one in hiding]
-        return replace(found, unknown_loss="; ".join([*why, *([found.unknown_loss] if found.unknown_loss else [])]))
+        objective = self.objective(replace(config, settings={**config.settings, **plain}))
+        why = [unknown_loss(f"{option.name} = {str(config[option.name])[:80]}", option.why_not) for option in hiding]
+        return replace(
+            objective, unknown_loss="; ".join([*why, *([objective.unknown_loss] if objective.unknown_loss else [])])
+        )
 
     def example(self) -> Objective:
         """Return what its newest version computes with nothing stated but what has to be."""

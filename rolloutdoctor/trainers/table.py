@@ -32,7 +32,7 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
     if not tell_a_trainer(names) or whose(names) in {*METRICS_OF} - {*TRAINERS}:
         return None
     # Who has the names of another trainer has marks that it has alone.
-    for trainer in sorted(TRAINERS.values(), key=lambda one: not one.log.marks):
+    for trainer in sorted(TRAINERS.values(), key=lambda spec: not spec.log.marks):
         if trainer.log.marks and not any(mark <= set(names) for mark in trainer.log.marks):
             continue
         others = (trainer.log.grad_norm, *trainer.log.kl)

@@ -16,8 +16,8 @@ def render(report: Report, style: Style) -> str:
     ]
     others = {
         "clean": [code for code, _ in report.clean],
-        "not applicable": [one.code for one in report.not_applicable],
-        "skipped": [one.code for one in report.skipped],
+        "not applicable": [entry.code for entry in report.not_applicable],
+        "skipped": [entry.code for entry in report.skipped],
     }
     lines += [f"{kind}: {many(len(codes), 'rule')} ({' '.join(codes)})" for kind, codes in others.items() if codes]
     if report.findings:
@@ -34,9 +34,9 @@ def counts(report: Report) -> str:
     '1 of 1 rules tested: no findings, 1 clean; 0 not applicable, 0 skipped'
     """
     tested = report.coverage
-    found = f"{len(report.findings)} found ({severities(report)})" if report.findings else "no findings"
+    outcome = f"{len(report.findings)} found ({severities(report)})" if report.findings else "no findings"
     rest = f"{len(report.not_applicable)} not applicable, {len(report.skipped)} skipped"
-    return f"{tested.tested} of {tested.rules} rules tested: {found}, {len(report.clean)} clean; {rest}"
+    return f"{tested.tested} of {tested.rules} rules tested: {outcome}, {len(report.clean)} clean; {rest}"
 
 
 def standing(finding: Finding) -> str:

@@ -15,20 +15,22 @@ def render(report: Report, style: Style) -> str:
     lines = [
         _command(
             # A cause counts for what follows from it, and a baseline for what it has.
-            "notice" if found.follows_from or found.known else _COMMANDS[found.severity.label],
-            f"{found.code} {found.name}",
+            "notice" if finding.follows_from or finding.known else _COMMANDS[finding.severity.label],
+            f"{finding.code} {finding.name}",
             [
-                f"{found.headline} ({standing(found)})",
-                found.message,
-                f"evidence: {found.evidence}",
-                f"do: {found.advice}",
-                f"rule: {found.page}",
+                f"{finding.headline} ({standing(finding)})",
+                finding.message,
+                f"evidence: {finding.evidence}",
+                f"do: {finding.advice}",
+                f"rule: {finding.page}",
             ],
         )
-        for found in report.findings
+        for finding in report.findings
     ]
     lines += [f"clean {words}" for words in report.clean_words()]
-    lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 600)}" for one in report.not_applicable]
+    lines += [
+        f"not applicable {entry.code} {entry.name}: {plain(entry.reason, 600)}" for entry in report.not_applicable
+    ]
     text = "\n".join([*lines, f"{counts(report)}."]) + "\n"
     return text if style.unicode else text.encode("ascii", "replace").decode()
 

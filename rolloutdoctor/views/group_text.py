@@ -25,35 +25,42 @@ def _parts(page: GroupPage, style: Style) -> Iterator[RenderableType]:
     if page.problem:
         yield Text(f"the loss is not recomputed: {plain(page.problem, 400)}")
     if not page.trajectories:
-        yield numbers(["response", "reward", "advantage", "tokens"], [_response(one) for one in page.completions])
-    for one in page.trajectories:
+        yield numbers(
+            ["response", "reward", "advantage", "tokens"], [_response(completion) for completion in page.completions]
+        )
+    for trajectory in page.trajectories:
         yield ""
-        yield Text(_headline(one), style=bold)
-        yield from (Text(f"  error: {plain(error, 400)}") for error in one.errors)
-        has_errors = any(turn.error for turn in one.turns)
+        yield Text(_headline(trajectory), style=bold)
+        yield from (Text(f"  error: {plain(error, 400)}") for error in trajectory.errors)
+        has_errors = any(turn.error for turn in trajectory.turns)
         head = ["turn", "author", *["error"] * has_errors]
         yield numbers(
             [*head, "tokens", "trained", "|gradient|", "share"],
-            [_line(turn, has_errors=has_errors) for turn in one.turns],
+            [_line(turn, has_errors=has_errors) for turn in trajectory.turns],
             left=len(head),
         )
-    if any(turn.derived for one in page.trajectories for turn in one.turns):
+    if any(turn.derived for trajectory in page.trajectories for turn in trajectory.turns):
         yield ""
         yield Text("derived: the file does not say who wrote what; it is read off the mask")
 
 
-def _response(one: Completion) -> list[str]:
-    advantage = one.logged if one.recomputed is None else one.recomputed
-    return [plain(one.sample_id, _MOST), _number(one.reward), _number(advantage), f"{one.length:,}"]
+def _response(completion: Completion) -> list[str]:
+    advantage = completion.logged if completion.recomputed is None else completion.recomputed
+    return [
+        plain(completion.sample_id, _MOST),
+        _number(completion.reward),
+        _number(advantage),
+        f"{completion.length:,}",
+    ]
 
 
-def _headline(one: Trajectory) -> str:
-    name = one.rows[0] if one.trajectory_id is None else f"trajectory {one.trajectory_id}"
-    facts = [f"{many(one.count, 'turn')} in {many(len(one.rows), 'row')}"]
-    facts += [f"reward {', '.join(map(_number, one.rewards))}"] * bool(one.rewards)
-    facts += [f"ended {', '.join(plain(status, _MOST) for status in one.statuses)}"] * bool(one.statuses)
-    if one.share is not None:
-        facts.append(f"{100 * one.share:.3g} % of the step's |gradient|")
+def _headline(trajectory: Trajectory) -> str:
+    name = trajectory.rows[0] if trajectory.trajectory_id is None else f"trajectory {trajectory.trajectory_id}"
+    facts = [f"{many(trajectory.count, 'turn')} in {many(len(trajectory.rows), 'row')}"]
+    facts += [f"reward {', '.join(map(_number, trajectory.rewards))}"] * bool(trajectory.rewards)
+    facts += [f"ended {', '.join(plain(status, _MOST) for status in trajectory.statuses)}"] * bool(trajectory.statuses)
+    if trajectory.share is not None:
+        facts.append(f"{100 * trajectory.share:.3g} % of the step's |gradient|")
     return f"{plain(name, _MOST)}: {'; '.join(facts)}"
 
 

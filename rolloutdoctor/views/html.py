@@ -103,8 +103,10 @@ def render(page: Page) -> str:
         page=page,
         policy=policy(with_viewer=page.viewer is not None),
         drawn=drawn,
-        lead=next((one for one in page.drawings if one.kind == page.lead and one.svg is not None), None),
-        tables={found.code: step_table(found.per_step) for found in page.report.findings},
+        lead=next(
+            (drawing for drawing in page.drawings if drawing.kind == page.lead and drawing.svg is not None), None
+        ),
+        tables={finding.code: step_table(finding.per_step) for finding in page.report.findings},
         steps=_steps(page.gallery),
         chosen=_options(page.report.config),
     )
@@ -112,8 +114,8 @@ def render(page: Page) -> str:
 
 def _options(config: Mapping[str, Setting]) -> tuple[dict[str, Setting], dict[str, Setting]]:
     """The options that somebody gave or that were assumed, and those that are the trainer's defaults."""
-    default = {name: one for name, one in config.items() if not one.is_stated and not one.assumed}
-    return {name: one for name, one in config.items() if name not in default}, default
+    default = {name: setting for name, setting in config.items() if not setting.is_stated and not setting.assumed}
+    return {name: setting for name, setting in config.items() if name not in default}, default
 
 
 def _by_reason(rules: Iterable[Skipped | NotApplicable]) -> list[tuple[list[Skipped | NotApplicable], str, str]]:

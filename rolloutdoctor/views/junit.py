@@ -16,12 +16,12 @@ def render(report: Report, style: Style) -> str:
     baseline pass with their words as output. A rule that is not applicable or could not be tested is skipped, and its
     message says which.
     """
-    cases = [_found(found, style) for found in report.findings]
+    cases = [_found(finding, style) for finding in report.findings]
     cases += [f"    <testcase {_who(code, name)}/>" for code, name in report.clean]
-    cases += [_not_applicable(one) for one in report.not_applicable]
-    cases += [_skipped(one) for one in report.skipped]
+    cases += [_not_applicable(entry) for entry in report.not_applicable]
+    cases += [_skipped(entry) for entry in report.skipped]
     skipped = len(report.not_applicable) + len(report.skipped)
-    failures = sum(_fails(found, style) for found in report.findings)
+    failures = sum(_fails(finding, style) for finding in report.findings)
     counts = f'tests="{len(cases)}" failures="{failures}" errors="0" skipped="{skipped}"'
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
@@ -35,42 +35,42 @@ def render(report: Report, style: Style) -> str:
     return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def _fails(found: Finding, style: Style) -> bool:
-    is_new = found.follows_from is None and not found.known
-    return style.fail_at is not None and is_new and found.severity >= style.fail_at
+def _fails(finding: Finding, style: Style) -> bool:
+    is_new = finding.follows_from is None and not finding.known
+    return style.fail_at is not None and is_new and finding.severity >= style.fail_at
 
 
-def _found(found: Finding, style: Style) -> str:
-    body = _body(found)
-    if _fails(found, style):
-        kind = _attribute(f"{found.severity.label} {found.verdict}")
-        inner = f"<failure type={kind} message={_attribute(found.headline)}>{body}</failure>"
+def _found(finding: Finding, style: Style) -> str:
+    body = _body(finding)
+    if _fails(finding, style):
+        kind = _attribute(f"{finding.severity.label} {finding.verdict}")
+        inner = f"<failure type={kind} message={_attribute(finding.headline)}>{body}</failure>"
     else:
         inner = f"<system-out>{body}</system-out>"
-    return f"    <testcase {_who(found.code, found.name)}>\n      {inner}\n    </testcase>"
+    return f"    <testcase {_who(finding.code, finding.name)}>\n      {inner}\n    </testcase>"
 
 
-def _not_applicable(one: NotApplicable) -> str:
-    message = _attribute(f"not applicable: {one.reason}")
-    return f"    <testcase {_who(one.code, one.name)}>\n      <skipped message={message}/>\n    </testcase>"
+def _not_applicable(entry: NotApplicable) -> str:
+    message = _attribute(f"not applicable: {entry.reason}")
+    return f"    <testcase {_who(entry.code, entry.name)}>\n      <skipped message={message}/>\n    </testcase>"
 
 
-def _skipped(one: Skipped) -> str:
-    message = _attribute(f"{one.reason}; to run it: {one.remedy}")
-    return f"    <testcase {_who(one.code, one.name)}>\n      <skipped message={message}/>\n    </testcase>"
+def _skipped(entry: Skipped) -> str:
+    message = _attribute(f"{entry.reason}; to run it: {entry.remedy}")
+    return f"    <testcase {_who(entry.code, entry.name)}>\n      <skipped message={message}/>\n    </testcase>"
 
 
-def _body(found: Finding) -> str:
+def _body(finding: Finding) -> str:
     from xml.sax.saxutils import escape
 
     lines = [
-        f"{found.severity.label}, {standing(found)}: {found.headline}",
-        found.message,
-        f"evidence: {found.evidence}",
-        f"do: {found.advice}",
-        *(where(place) for place in found.examples),
-        *(f"{name} {shown(measure)}" for name, measure in found.measures.items()),
-        *found.references,
+        f"{finding.severity.label}, {standing(finding)}: {finding.headline}",
+        finding.message,
+        f"evidence: {finding.evidence}",
+        f"do: {finding.advice}",
+        *(where(place) for place in finding.examples),
+        *(f"{name} {shown(measure)}" for name, measure in finding.measures.items()),
+        *finding.references,
     ]
     return "\n".join(escape(_clean(line)) for line in lines)
 

@@ -103,13 +103,13 @@ def assumptions(subject: RunResult) -> Iterator[tuple[str, str]]:
     Before these come the names of options that are not understood, where the release was not read.
     """
     yield from _unknown(subject)
-    found: dict[tuple[str, str], list[str]] = {}
+    by_origin: dict[tuple[str, str], list[str]] = {}
     for name, setting in subject.config.items():
         if setting.assumed:
-            found.setdefault(("assumed", setting.origin), []).append(set_to(name, setting))
+            by_origin.setdefault(("assumed", setting.origin), []).append(set_to(name, setting))
         elif setting.origin.startswith("identified"):
-            found.setdefault(("options", setting.origin), []).append(set_to(name, setting))
-    for (title, origin), values in found.items():
+            by_origin.setdefault(("options", setting.origin), []).append(set_to(name, setting))
+    for (title, origin), values in by_origin.items():
         yield title, f"{plain(origin)}: {', '.join(values)}"
 
 
@@ -131,8 +131,8 @@ def configuration(subject: RunResult) -> Iterator[RenderableType]:
         elif not setting.origin.startswith("default"):
             by_origin.setdefault(setting.origin, []).append(set_to(name, setting))
     stated: dict[str, list[str]] = {}
-    for one in getattr(subject, "settings", ()):
-        stated.setdefault(one.origin, []).append(set_to(one.name, one))
+    for stated_setting in getattr(subject, "settings", ()):
+        stated.setdefault(stated_setting.origin, []).append(set_to(stated_setting.name, stated_setting))
     if not by_origin and not assumed and not stated:
         return
     for title, words in _unknown(subject):

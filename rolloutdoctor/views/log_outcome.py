@@ -54,18 +54,18 @@ _BESIDE = frozenset({"learning_rate", "step_time"})
 def reasons(report: Report) -> list[Finding]:
     """Return the findings that may be why the reward does not rise, or that it rises in vain: shares first."""
     return sorted(
-        (one for one in report.findings if one.hinders),
-        key=lambda one: (not _share(one), one.verdict != "confirmed", -_share(one)),
+        (finding for finding in report.findings if finding.hinders),
+        key=lambda finding: (not _share(finding), finding.verdict != "confirmed", -_share(finding)),
     )
 
 
 def before_the_rules(report: Report) -> Iterator[str]:
     """Yield the sentences that come before how many rules were tested."""
     may_be_why = reasons(report)
-    most = max((place for place, one in enumerate(may_be_why, 1) if _share(one) >= MUCH), default=0)
-    words = [f"{as_sentence(one.remark)}." for one in may_be_why]
+    most = max((place for place, finding in enumerate(may_be_why, 1) if _share(finding) >= MUCH), default=0)
+    words = [f"{as_sentence(finding.remark)}." for finding in may_be_why]
     gain, fall = _apart(report, *_way(report))
-    still = [f"{as_sentence(one.headline)}." for one in report.causes if one.code == STANDSTILL]
+    still = [f"{as_sentence(finding.headline)}." for finding in report.causes if finding.code == STANDSTILL]
     far = _how_far(report)
     if far and gain:
         gain[0] = f"{gain[0].removesuffix('.')}, {far}."
@@ -129,26 +129,26 @@ def _meanwhile(report: Report) -> str:
     return f"; {' and '.join(changes)}" if changes else ""
 
 
-def _share(one: Finding) -> float:
+def _share(finding: Finding) -> float:
     """Return the share of the responses that a finding is of: 1 where an accuracy is lost, 0 where nothing says it."""
-    if "accuracy_last" in one.measures:
+    if "accuracy_last" in finding.measures:
         return 1.0
-    return max((one.measures[name].value or 0.0 for name in _SHARES if name in one.measures), default=0.0)
+    return max((finding.measures[name].value or 0.0 for name in _SHARES if name in finding.measures), default=0.0)
 
 
 def _learned(report: Report) -> Vital | None:
     """Return the reward, or the accuracy of a log without one; without both the reward of its evaluations."""
-    known = {vital.name: vital for vital in report.vitals}
-    return next((known[name] for name in ("reward", "accuracy", "held_out_reward") if name in known), None)
+    by_name = {vital.name: vital for vital in report.vitals}
+    return next((by_name[name] for name in ("reward", "accuracy", "held_out_reward") if name in by_name), None)
 
 
 def _is_open(report: Report) -> bool:
     """Tell whether no finding says how the reward went."""
     return not any(
-        one.code == STANDSTILL
-        or (one.code == "RDT005" and one.headline.startswith("reward"))
-        or "the reward did not rise" in one.remark
-        for one in report.findings
+        finding.code == STANDSTILL
+        or (finding.code == "RDT005" and finding.headline.startswith("reward"))
+        or "the reward did not rise" in finding.remark
+        for finding in report.findings
     )
 
 
@@ -156,9 +156,9 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
     """Say what leads, a gain, and what follows: a fall, and an accuracy that goes another way and not surely up."""
     gains: list[str] = []
     falls: list[str] = []
-    told = 0
+    direction = 0
     for vital in report.vitals:
-        is_told = any("accuracy_last" in one.measures for one in report.findings)
+        is_told = any("accuracy_last" in finding.measures for finding in report.findings)
         if (
             vital.trend is None
             or (vital.name not in _LEARNED and vital is not _learned(report))
@@ -166,11 +166,11 @@ def _way(report: Report) -> tuple[list[str], list[str]]:
         ):
             continue
         sign, words = _went(vital.trend)
-        if sign and sign != told:
+        if sign and sign != direction:
             # One accuracy of several may rise by chance: beside a reward it leads only if that is sure.
             leads = sign > 0 and (vital is _learned(report) or words.startswith("rose"))
             (gains if leads else falls).append(f"The {vital.title} {words}.")
-        told = sign
+        direction = sign
     return gains, falls
 
 
@@ -194,7 +194,7 @@ def _still(trend: Trend) -> str:
 
 def _how_far(report: Report) -> str:
     """Say how far from the reference a policy is at the end, where it is far and no finding says so."""
-    if any(one.code == "RDT004" for one in report.findings):
+    if any(finding.code == "RDT004" for finding in report.findings):
         return ""
     for vital in report.vitals:
         least, unit = _FAR.get(vital.name, (inf, ""))
@@ -208,17 +208,17 @@ def _went(trend: Trend) -> tuple[int, str]:
     if trend.lines < FEWEST:
         rose, fell = trend.rank >= SURE_RANK, trend.rank <= -SURE_RANK
         rises, falls, falls_surely = trend.rank >= LIKELY_RANK, False, False
-        said = sure = f": {_thirds(trend)} of {trend.lines} lines"
+        words = sure = f": {_thirds(trend)} of {trend.lines} lines"
     else:
         rose, fell = (_is_sure(trend, sign) for sign in (1, -1))
         rises, falls, falls_surely = (trend.exceeds(errors) for errors in (LIKELY, -LIKELY, -LIKELY_FALL))
         sure = f": {_thirds(trend)}"
-        said = f"{sure}{_interval(trend)}"
+        words = f"{sure}{_interval(trend)}"
     if rose or fell:
         return (1, f"rose{sure}") if rose else (-1, f"fell{sure}")
     if rises:
-        return 1, f"probably rose{said}"
-    return (-1, f"{'probably fell' if falls_surely else 'did not rise'}{said}") if falls else (0, "")
+        return 1, f"probably rose{words}"
+    return (-1, f"{'probably fell' if falls_surely else 'did not rise'}{words}") if falls else (0, "")
 
 
 def _is_sure(trend: Trend, sign: int) -> bool:

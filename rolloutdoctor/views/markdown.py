@@ -28,12 +28,17 @@ def _lines(report: Report) -> Iterator[str]:
         yield ""
     if report.findings:
         yield "| severity | rule | verdict | magnitude |\n| --- | --- | --- | --- |"
-        for found in report.findings:
-            cells = found.severity.label, f"{found.code} {found.name}", standing(found), safe(found.headline, 300)
+        for finding in report.findings:
+            cells = (
+                finding.severity.label,
+                f"{finding.code} {finding.name}",
+                standing(finding),
+                safe(finding.headline, 300),
+            )
             yield f"| {' | '.join(cells)} |"
         yield ""
-        for found in report.findings:
-            yield from _finding(found)
+        for finding in report.findings:
+            yield from _finding(finding)
     if report.clean:
         yield f"**Clean:** {', '.join(report.clean_words())}\n"
     if report.not_applicable:
@@ -43,8 +48,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield ""
     if report.skipped:
         yield "**Skipped**\n"
-        for one in report.skipped:
-            yield f"- {one.code} {one.name}: {safe(one.reason, 300)}; to run it: {safe(one.remedy, 300)}"
+        for entry in report.skipped:
+            yield f"- {entry.code} {entry.name}: {safe(entry.reason, 300)}; to run it: {safe(entry.remedy, 300)}"
         yield ""
     chosen = [
         f"- {_code(set_to(name, setting))} ({'assumed: ' * setting.assumed}{safe(setting.origin, 300)})"
@@ -60,19 +65,19 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"{counts(report)}.\n"
 
 
-def _finding(found: Finding) -> Iterator[str]:
-    yield f"<details><summary>{found.code} {found.name}: {in_html(found.headline, 300)}</summary>\n"
-    yield f"{safe(found.message, 600)}\n"
-    yield f"**Evidence:** {safe(found.evidence, 600)}\n"
-    yield f"**Do:** {safe(found.advice, 600)}\n"
-    if found.examples:
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f"<details><summary>{finding.code} {finding.name}: {in_html(finding.headline, 300)}</summary>\n"
+    yield f"{safe(finding.message, 600)}\n"
+    yield f"**Evidence:** {safe(finding.evidence, 600)}\n"
+    yield f"**Do:** {safe(finding.advice, 600)}\n"
+    if finding.examples:
         yield "**Where**\n"
-        yield from (f"- {_code(where(place))}" for place in found.examples)
+        yield from (f"- {_code(where(place))}" for place in finding.examples)
         yield ""
     yield "| measure | value | unit |\n| --- | ---: | --- |"
-    yield from (f"| {_code(name)} | {shown(measure)} | {measure.unit} |" for name, measure in found.measures.items())
-    if found.references:
-        yield f"\nRead more: {', '.join(found.references)}"
+    yield from (f"| {_code(name)} | {shown(measure)} | {measure.unit} |" for name, measure in finding.measures.items())
+    if finding.references:
+        yield f"\nRead more: {', '.join(finding.references)}"
     yield "\n</details>\n"
 
 

@@ -28,11 +28,11 @@ def inert(words: str) -> str:
     '&lt;b&gt;'
     """
     broken = _unlinked(words)
-    return escape(_SPECIAL.sub(lambda found: "\\" + found[0], broken), quote=False)
+    return escape(_SPECIAL.sub(lambda match: "\\" + match[0], broken), quote=False)
 
 
 def _unlinked(words: str) -> str:
-    return _LINKED.sub(lambda found: found[0] + _JOINER, words)
+    return _LINKED.sub(lambda match: match[0] + _JOINER, words)
 
 
 def safe(text: object, limit: int = 500) -> str:

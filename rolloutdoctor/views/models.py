@@ -29,7 +29,7 @@ Code = Annotated[Any, WithJsonSchema({"type": "string", "pattern": "^RD[A-Z][0-9
 Url = Annotated[Any, WithJsonSchema({"type": "string", "pattern": "^https://"})]
 Split = Annotated[Any, WithJsonSchema(_SPLIT)]
 Verdict = Annotated[Any, WithJsonSchema({"enum": ["confirmed", "exposed"]})]
-SeverityLabel = Annotated[Any, WithJsonSchema({"enum": [one.label for one in Severity]})]
+SeverityLabel = Annotated[Any, WithJsonSchema({"enum": [severity.label for severity in Severity]})]
 Origin = Annotated[Any, WithJsonSchema({"enum": ["rows", "recomputed", "logged"]})]
 Outcome = Annotated[Any, WithJsonSchema({"enum": ["intended", "known fault", "differs"]})]
 StageName = Annotated[Any, WithJsonSchema({"enum": ["advantage", "kl", "loss"]})]
@@ -226,9 +226,9 @@ class Check(RunHead):
 
 
 def _slice(part: Slice) -> dict[str, object]:
-    found: dict[str, object] = {**part.where, **{name: measure.value for name, measure in part.measures.items()}}
+    fields: dict[str, object] = {**part.where, **{name: measure.value for name, measure in part.measures.items()}}
     metrics = {name: vars(pair) for name, pair in part.metrics.items()}
-    return {**found, "metrics": metrics} if metrics else found
+    return {**fields, "metrics": metrics} if metrics else fields
 
 
 _PAIRS = {
@@ -486,23 +486,23 @@ class Why(RunHead):
 
 def _all_notes(fields: dict[str, Any]) -> list[str]:
     first = fields["ledgers"][:1]
-    return [*(note for one in first for note in (*one.coincidences, *one.notes)), *fields["notes"]]
+    return [*(note for ledger in first for note in (*ledger.coincidences, *ledger.notes)), *fields["notes"]]
 
 
-def _numbers(one: Numbers) -> dict[str, object]:
+def _numbers(numbers: Numbers) -> dict[str, object]:
     """The trainer's metrics under their own names, then ours: a trainer's `loss` is the loss of the step."""
-    return {name: getattr(one, name) for name in OWN_NUMBERS} | {
-        name: value for name, value in one.metrics.items() if name not in OWN_NUMBERS
+    return {name: getattr(numbers, name) for name in OWN_NUMBERS} | {
+        name: value for name, value in numbers.metrics.items() if name not in OWN_NUMBERS
     }
 
 
 def _step(step: RecomputedStep) -> dict[str, object]:
     before = step.before
-    found: dict[str, object] = {"step": step.step, "split": step.split, "rows": step.rows, "tokens": step.tokens}
-    found |= _numbers(before)
-    found["logged"] = step.logged
-    found["difference"] = {name: before.metrics[name] - value for name, value in step.logged.items()}
-    return found if step.fixed is None else {**found, "fixed": _numbers(step.fixed)}
+    fields: dict[str, object] = {"step": step.step, "split": step.split, "rows": step.rows, "tokens": step.tokens}
+    fields |= _numbers(before)
+    fields["logged"] = step.logged
+    fields["difference"] = {name: before.metrics[name] - value for name, value in step.logged.items()}
+    return fields if step.fixed is None else {**fields, "fixed": _numbers(step.fixed)}
 
 
 _OWN = dict.fromkeys(OWN_NUMBERS, _NUMBER)

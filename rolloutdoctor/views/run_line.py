@@ -25,14 +25,14 @@ def outcome(run: CheckedRun) -> str:
     return "too little to judge" if is_too_little(run.report) else "no fault"
 
 
-def total(found: Counter[str]) -> str:
+def total(counts: Counter[str]) -> str:
     """Say how many runs have which outcome, the worst first.
 
     >>> total(Counter({"no fault": 2, "error": 1}))
     '3 runs: 1 with errors, 2 without a fault.'
     """
     words = [
-        f"{found[kind]:,} {words}"
+        f"{counts[kind]:,} {words}"
         for kind, words in (
             ("unreadable", "unreadable"),
             ("error", "with errors"),
@@ -41,9 +41,9 @@ def total(found: Counter[str]) -> str:
             ("too little to judge", "with too little to judge"),
             ("no fault", "without a fault"),
         )
-        if kind in found
+        if kind in counts
     ]
-    return f"{many(found.total(), 'run')}: {', '.join(words)}."
+    return f"{many(counts.total(), 'run')}: {', '.join(words)}."
 
 
 def words_of(run: CheckedRun) -> str:
@@ -56,9 +56,11 @@ def words_of(run: CheckedRun) -> str:
         parts.append(f"{faults[0].code} {plain(faults[0].headline, 200)}")
     if faults[1:]:
         parts.append(f"also {', '.join(finding.code for finding in faults[1:])}")
-    below = [one for one in run.report.findings if one.follows_from and one.severity >= Severity.WARNING]
-    for cause in dict.fromkeys(one.follows_from for one in below):
-        codes = [one.code for one in below if one.follows_from == cause]
+    below = [
+        finding for finding in run.report.findings if finding.follows_from and finding.severity >= Severity.WARNING
+    ]
+    for cause in dict.fromkeys(finding.follows_from for finding in below):
+        codes = [finding.code for finding in below if finding.follows_from == cause]
         parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
     size = run.report.input
     words = "; ".join(parts) or "; ".join([*_came(run.report), _tested(run.report)])
@@ -68,8 +70,8 @@ def words_of(run: CheckedRun) -> str:
 
 def _came(report: Report) -> list[str]:
     """What came of a run without faults, first of all."""
-    said = next(before_the_rules(report), "") if report.is_log_alone else ""
-    return [said[:1].lower() + said[1:].rstrip(".")] if said else []
+    sentence = next(before_the_rules(report), "") if report.is_log_alone else ""
+    return [sentence[:1].lower() + sentence[1:].rstrip(".")] if sentence else []
 
 
 def _tested(report: Report) -> str:

@@ -24,7 +24,7 @@ def render(report: Report, style: Style) -> str:
     is suppressed. What could not be tested is a notification of the run, never a result.
     """
     files = [_uri(name) for name in report.files]
-    rules = {found.code: _rule(found) for found in report.findings}
+    rules = {finding.code: _rule(finding) for finding in report.findings}
     driver: dict[str, object] = {
         "name": "rolloutdoctor",
         "semanticVersion": report.version,
@@ -32,80 +32,87 @@ def render(report: Report, style: Style) -> str:
     }
     invocation: dict[str, object] = {
         "executionSuccessful": not report.nothing_checked,
-        "toolExecutionNotifications": [_notification(one) for one in report.skipped],
+        "toolExecutionNotifications": [_notification(entry) for entry in report.skipped],
     }
     run: dict[str, object] = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
         "invocations": [invocation],
         "artifacts": [{"location": {"uri": uri}} for uri in files],
-        "results": [_result(list(rules).index(found.code), found, files) for found in report.findings],
+        "results": [_result(list(rules).index(finding.code), finding, files) for finding in report.findings],
         "properties": {
             "summary": f"{counts(report)}.",
             "clean": [plain(words, 600) for words in report.clean_words()],
-            "not_applicable": [{"code": one.code, "reason": plain(one.reason, 600)} for one in report.not_applicable],
+            "not_applicable": [
+                {"code": entry.code, "reason": plain(entry.reason, 600)} for entry in report.not_applicable
+            ],
             "notes": [plain(note, 600) for note in report.notes],
         },
     }
-    whole = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json_text(whole, indent=2, ascii_only=not style.unicode) + "\n"
+    document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json_text(document, indent=2, ascii_only=not style.unicode) + "\n"
 
 
-def _rule(found: Finding) -> dict[str, object]:
-    page = page_of(found.code)
+def _rule(finding: Finding) -> dict[str, object]:
+    page = page_of(finding.code)
     rule: dict[str, object] = {
-        "id": found.code,
-        "name": found.name,
-        "shortDescription": {"text": found.name.replace("-", " ")},
+        "id": finding.code,
+        "name": finding.name,
+        "shortDescription": {"text": finding.name.replace("-", " ")},
         "help": {"text": f"`{page}` explains it."},
-        "properties": {"references": list(found.references)},
+        "properties": {"references": list(finding.references)},
     }
     return {**rule, "helpUri": page} if SITE else rule
 
 
-def _result(rule: int, found: Finding, files: list[str]) -> dict[str, object]:
-    lines = [f"{found.headline} ({standing(found)})", found.message, f"Evidence: {found.evidence}", found.advice]
+def _result(rule: int, finding: Finding, files: list[str]) -> dict[str, object]:
+    lines = [
+        f"{finding.headline} ({standing(finding)})",
+        finding.message,
+        f"Evidence: {finding.evidence}",
+        finding.advice,
+    ]
     return {
-        "ruleId": found.code,
+        "ruleId": finding.code,
         "ruleIndex": rule,
-        "level": "note" if found.follows_from else _LEVELS[found.severity.label],
+        "level": "note" if finding.follows_from else _LEVELS[finding.severity.label],
         "message": {"text": "\n".join(plain(line, 600) for line in lines if line)},
-        "locations": list(_locations(found, files)),
+        "locations": list(_locations(finding, files)),
         # The same fault in a later run of the same kind.
-        "partialFingerprints": {"rolloutdoctor/v1": "/".join([found.code, *_cause(found)])},
-        **_of_baseline(found),
+        "partialFingerprints": {"rolloutdoctor/v1": "/".join([finding.code, *_cause(finding)])},
+        **_of_baseline(finding),
         "properties": {
-            "verdict": found.verdict,
-            "severity": found.severity.label,
-            "follows_from": found.follows_from,
+            "verdict": finding.verdict,
+            "severity": finding.severity.label,
+            "follows_from": finding.follows_from,
             "measures": {
-                name: {"value": measure.value, "unit": measure.unit} for name, measure in found.measures.items()
+                name: {"value": measure.value, "unit": measure.unit} for name, measure in finding.measures.items()
             },
         },
     }
 
 
-def _of_baseline(found: Finding) -> dict[str, object]:
+def _of_baseline(finding: Finding) -> dict[str, object]:
     """Whether the baseline has a finding (SARIF 2.1.0, 3.27.23 and 3.27.24); nothing without one."""
-    if found.known is None:
+    if finding.known is None:
         return {}
     accepted = {"kind": "external", "status": "accepted", "justification": "It is in the file that --baseline names."}
-    state = {"baselineState": "unchanged" if found.known else "new"}
+    state = {"baselineState": "unchanged" if finding.known else "new"}
     # An empty list says that it is not suppressed, no list that nobody knows.
-    return {**state, "suppressions": [accepted] if found.known else []}
+    return {**state, "suppressions": [accepted] if finding.known else []}
 
 
-def _cause(found: Finding) -> Iterator[str]:
-    if found.cause is not None:
-        yield found.cause.hypothesis
+def _cause(finding: Finding) -> Iterator[str]:
+    if finding.cause is not None:
+        yield finding.cause.hypothesis
 
 
-def _locations(found: Finding, files: list[str]) -> Iterator[Mapping[str, object]]:
+def _locations(finding: Finding, files: list[str]) -> Iterator[Mapping[str, object]]:
     """Yield where to look: the first file of the run, whose rows have no lines, and the place in its own words."""
     file: dict[str, object] = {}
     if files:
         file = {"physicalLocation": {"artifactLocation": {"uri": files[0], "index": 0}}}
-    places = [_logical(one) for one in found.examples[:_MOST]]
+    places = [_logical(example) for example in finding.examples[:_MOST]]
     for place in places:
         yield {**file, "logicalLocations": [place]}
     if not places and file:
@@ -113,8 +120,8 @@ def _locations(found: Finding, files: list[str]) -> Iterator[Mapping[str, object
 
 
 def _logical(place: Example) -> dict[str, object]:
-    known = {"step": str(place.step), "group": place.group_id, "row": place.sample_id}
-    names = {kind: plain(one, 200) for kind, one in known.items() if one is not None}
+    labels = {"step": str(place.step), "group": place.group_id, "row": place.sample_id}
+    names = {kind: plain(label, 200) for kind, label in labels.items() if label is not None}
     kind, name = list(names.items())[-1]
     return {"name": name, "fullyQualifiedName": "/".join(names.values()), "kind": kind, "properties": _note(place)}
 
@@ -123,9 +130,9 @@ def _note(place: Example) -> dict[str, object]:
     return {"where": where(place), "step": place.step}
 
 
-def _notification(one: Skipped) -> dict[str, object]:
-    words = f"{one.code} {one.name} could not be tested: {one.reason}; to test it: {one.remedy}"
-    return {"level": "none", "message": {"text": plain(words, 600)}, "associatedRule": {"id": one.code}}
+def _notification(entry: Skipped) -> dict[str, object]:
+    words = f"{entry.code} {entry.name} could not be tested: {entry.reason}; to test it: {entry.remedy}"
+    return {"level": "none", "message": {"text": plain(words, 600)}, "associatedRule": {"id": entry.code}}
 
 
 def _uri(name: str) -> str:

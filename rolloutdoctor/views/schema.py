@@ -56,8 +56,8 @@ def schema_of(name: str) -> str:
         KeyError: if there is no such output.
     """
     title, model, first = OUTPUTS[name]
-    found = TypeAdapter(model).json_schema(mode="serialization")
-    schema = _plain(found, found.get("$defs", {}))
+    definition = TypeAdapter(model).json_schema(mode="serialization")
+    schema = _plain(definition, definition.get("$defs", {}))
     if first:
         schema = {"oneOf": list(_lines(schema, first, {}))}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"rolloutdoctor {title}"}
@@ -71,26 +71,26 @@ def _plain(schema: Schema, parts: Mapping[str, Schema]) -> dict[str, Any]:
     if schema.get("default", ...) is None:
         # It is left out, not null.
         return _plain(schema["anyOf"][0], parts)
-    found: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "properties":
-            found[key] = {name: _plain(one, parts) for name, one in value.items()}
+            plain[key] = {name: _plain(field, parts) for name, field in value.items()}
         elif isinstance(value, dict) and key != "$defs":
-            found[key] = _plain(value, parts)
+            plain[key] = _plain(value, parts)
         elif key in ("anyOf", "prefixItems"):
-            found[key] = [_plain(one, parts) for one in value]
+            plain[key] = [_plain(element, parts) for element in value]
         elif key not in ("$defs", "title", "description", "default"):
-            found[key] = value
-    return found if "properties" not in found else {"additionalProperties": False, **found}
+            plain[key] = value
+    return plain if "properties" not in plain else {"additionalProperties": False, **plain}
 
 
 def _lines(schema: Schema, kind: str, of: Schema) -> Iterator[Schema]:
     """The schemas of a line and of those that its lists become."""
     lists = {name: schema["properties"][name]["items"] for name in LINES.get(kind, ()) if name in schema["properties"]}
-    own = {name: one for name, one in schema["properties"].items() if name not in lists}
+    fields = {name: field for name, field in schema["properties"].items() if name not in lists}
     typed = {"type": {"const": kind}, **of}
     required = [*typed, *(name for name in schema.get("required", ()) if name not in lists)]
-    yield {**schema, "properties": {**typed, **own}, "required": required}
+    yield {**schema, "properties": {**typed, **fields}, "required": required}
     for name, item in lists.items():
         inner = item if "properties" in item else {**schema, "properties": {"code": item}, "required": ["code"]}
         yield from _lines(inner, LINES[kind][name], {"effect": {"type": "string"}} if kind == "effect" else {})

@@ -47,16 +47,16 @@ def step_table(rows: Sequence[Mapping[str, Value]]) -> StepTable | None:
     telling = [name for name in names if name not in same]
     if not telling:
         return None
-    kept = [row for row in rows if not _is_nothing(row.get(telling[0]))]
+    telling_rows = [row for row in rows if not _is_nothing(row.get(telling[0]))]
     splits = len({row.get("split") for row in rows}) > 1
     shown = telling[:MOST_COLUMNS]
     notes = []
-    if len(kept) < len(rows):
+    if len(telling_rows) < len(rows):
         others = f"in the others {telling[0]} is 0 or not defined"
-        notes.append(f"{len(kept):,} of {len(rows):,} steps: {others}.")
+        notes.append(f"{len(telling_rows):,} of {len(rows):,} steps: {others}.")
     else:
         notes.append(f"All {len(rows):,} steps." if len(rows) > 1 else "1 step.")
-    if len(kept) > MOST_STEPS:
+    if len(telling_rows) > MOST_STEPS:
         notes.append(f"Here are the first {MOST_STEPS:,}; --steps START:STOP shows others.")
     constant = [f"{name} {cell(rows[0].get(name))}" for name in same if _known(rows[0].get(name)) is not None]
     if constant:
@@ -65,7 +65,7 @@ def step_table(rows: Sequence[Mapping[str, Value]]) -> StepTable | None:
         more = len(telling) - len(shown)
         notes.append(f"{more} more measure{'' if more == 1 else 's'} of each step: check --format json.")
     head = ("step", *(("split",) if splits else ()), *shown)
-    return StepTable(head, tuple(kept[:MOST_STEPS]), tuple(notes)) if kept else None
+    return StepTable(head, tuple(telling_rows[:MOST_STEPS]), tuple(notes)) if telling_rows else None
 
 
 def cell(value: object) -> str:

@@ -45,9 +45,9 @@ def as_json(result: object, style: Style) -> str:
 
 def as_json_lines(result: object, style: Style) -> str:
     """Render one JSON object a line: the run, then what was found of it, each with its type."""
-    found = body(result)
-    first = "comparison" if "joined" in found else "answer" if "others" in found else "run"
-    lines = _lines(found, first, {})
+    document = body(result)
+    first = "comparison" if "joined" in document else "answer" if "others" in document else "run"
+    lines = _lines(document, first, {})
     return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines)
 
 
@@ -60,10 +60,10 @@ def body(result: object) -> dict[str, Any]:
     return model.model_validate(result).model_dump(by_alias=True, warnings=False)
 
 
-def _lines(one: dict[str, Any], kind: str, of: Mapping[str, str]) -> Iterator[dict[str, object]]:
-    lists = {name: one.pop(name) for name in LINES.get(kind, ()) if name in one}
-    yield {"type": kind, **of, **one}
+def _lines(record: dict[str, Any], kind: str, of: Mapping[str, str]) -> Iterator[dict[str, object]]:
+    lists = {name: record.pop(name) for name in LINES.get(kind, ()) if name in record}
+    yield {"type": kind, **of, **record}
     for name, entries in lists.items():
         for entry in entries:
             inner = entry if isinstance(entry, dict) else {"code": entry}
-            yield from _lines(inner, LINES[kind][name], {"effect": one["label"]} if kind == "effect" else {})
+            yield from _lines(inner, LINES[kind][name], {"effect": record["label"]} if kind == "effect" else {})

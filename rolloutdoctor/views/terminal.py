@@ -100,7 +100,7 @@ def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
         yield ""
     sign = "✔" if style.unicode else "+"
     if report.clean:
-        bounded = {one.code for one in report.excluded}
+        bounded = {entry.code for entry in report.excluded}
         names = ", ".join(f"{code} {name}" for code, name in report.clean if code not in bounded)
         for line in [names] * bool(names) + [words for words in report.clean_words() if words[:6] in bounded]:
             yield hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(line), 11)

@@ -9,8 +9,8 @@ from rolloutdoctor.results.findings import NO_REMEDY, NotApplicable, Skipped
 
 def best_remedy(skipped: Iterable[Skipped]) -> tuple[str, int] | None:
     """Return the one thing that would make most of the rules run, and how many; None if nothing would."""
-    remedies = Counter(one.remedy for one in skipped if one.remedy and one.remedy != NO_REMEDY)
-    return max(remedies.items(), key=lambda one: (one[1], one[0]), default=None)
+    remedies = Counter(entry.remedy for entry in skipped if entry.remedy and entry.remedy != NO_REMEDY)
+    return max(remedies.items(), key=lambda pair: (pair[1], pair[0]), default=None)
 
 
 def by_remedy(skipped: Iterable[Skipped]) -> Iterator[tuple[str, str, str]]:
@@ -19,8 +19,8 @@ def by_remedy(skipped: Iterable[Skipped]) -> Iterator[tuple[str, str, str]]:
     Why is empty where the rules of one remedy lack different things. A remedy that asks for more than another one
     comes behind it, and says only what more.
     """
-    ordered = sorted(skipped, key=lambda one: (one.remedy, one.code))
-    groups = {remedy: list(rules) for remedy, rules in groupby(ordered, key=lambda one: one.remedy)}
+    ordered = sorted(skipped, key=lambda entry: (entry.remedy, entry.code))
+    groups = {remedy: list(rules) for remedy, rules in groupby(ordered, key=lambda entry: entry.remedy)}
     base_of = {
         remedy: min((other for other in groups if other and remedy.startswith(f"{other}, ")), key=len, default=remedy)
         for remedy in groups
@@ -33,17 +33,17 @@ def by_remedy(skipped: Iterable[Skipped]) -> Iterator[tuple[str, str, str]]:
 
     for remedy in sorted(groups, key=place):
         rules, base = groups[remedy], base_of[remedy]
-        reasons = {one.reason for one in rules}
+        reasons = {entry.reason for entry in rules}
         shown = remedy if remedy == base else f"the same{remedy.removeprefix(base)}"
-        yield named([(one.code, one.name) for one in rules]), reasons.pop() if len(reasons) == 1 else "", shown
+        yield named([(entry.code, entry.name) for entry in rules]), reasons.pop() if len(reasons) == 1 else "", shown
 
 
 def by_reason(rules: Iterable[NotApplicable]) -> Iterator[tuple[str, str]]:
     """Yield which rules do not apply, and why, in the order of their codes."""
-    ordered = sorted(rules, key=lambda one: (one.reason, one.code))
-    groups = [(reason, list(found)) for reason, found in groupby(ordered, key=lambda one: one.reason)]
-    for reason, found in sorted(groups, key=lambda group: group[1][0].code):
-        yield named([(one.code, one.name) for one in found]), reason
+    ordered = sorted(rules, key=lambda entry: (entry.reason, entry.code))
+    groups = [(reason, list(members)) for reason, members in groupby(ordered, key=lambda entry: entry.reason)]
+    for reason, members in sorted(groups, key=lambda group: group[1][0].code):
+        yield named([(entry.code, entry.name) for entry in members]), reason
 
 
 def named(rules: Sequence[tuple[str, str]], most: int = 3) -> str:
@@ -63,7 +63,7 @@ def _runs(codes: Sequence[str]) -> Iterator[str]:
     """Codes that follow each other as their ends, such as RDA001-003."""
     parts = [(code.rstrip("0123456789"), code) for code in codes]
     for (family, _), run in groupby(
-        enumerate(parts), key=lambda one: (one[1][0], int(one[1][1][len(one[1][0]) :] or 0) - one[0])
+        enumerate(parts), key=lambda pair: (pair[1][0], int(pair[1][1][len(pair[1][0]) :] or 0) - pair[0])
     ):
-        found = [code for _, (_, code) in run]
-        yield found[0] if len(found) == 1 else f"{found[0]}-{found[-1].removeprefix(family)}"
+        run_codes = [code for _, (_, code) in run]
+        yield run_codes[0] if len(run_codes) == 1 else f"{run_codes[0]}-{run_codes[-1].removeprefix(family)}"

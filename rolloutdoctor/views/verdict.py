@@ -41,13 +41,13 @@ def verdict(report: Report) -> str:
     >>> verdict(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
     'Healthy: no fault was found. No logged value could be compared with the rows.'
     """
-    is_said = any(one.code in _SAY_WASTE for one in report.causes if one.severity >= Severity.WARNING)
+    is_said = any(finding.code in _SAY_WASTE for finding in report.causes if finding.severity >= Severity.WARNING)
     outcome, waste = _outcome(report), "" if is_said else _waste(report)
     outcome += f" {report.unread_release}." if report.unread_release else ""
     is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
     # What may be why the reward does not rise may be the waste itself.
     is_said_first = not is_fault and report.is_log_alone
-    came = [one for one in before_the_rules(report) if one[:-1] not in waste] if is_said_first else []
+    came = [sentence for sentence in before_the_rules(report) if sentence[:-1] not in waste] if is_said_first else []
     words = " ".join(filter(None, (outcome, waste) if is_fault else (waste, *came, outcome)))
     return f"{as_sentence(report.part)}: {words}" if report.part else words
 
@@ -91,15 +91,17 @@ def _nothing_else(report: Report) -> str:
     """Say that no fault was found; behind what may be one, or behind a standstill, in other words."""
     if reasons(report):
         return "No other fault was found"
-    return "No cause was found" if any(one.code == STANDSTILL for one in report.causes) else "No fault was found"
+    return (
+        "No cause was found" if any(finding.code == STANDSTILL for finding in report.causes) else "No fault was found"
+    )
 
 
 def _remarks(report: Report) -> Iterator[str]:
     """Yield what belongs beside "no fault was found", as sentences with the code of the finding."""
-    said = reasons(report) if report.is_log_alone else []
-    for one in report.findings:
-        if one.remark and one not in said:
-            yield f"{as_sentence(one.remark)} ({one.code})."
+    sentences = reasons(report) if report.is_log_alone else []
+    for finding in report.findings:
+        if finding.remark and finding not in sentences:
+            yield f"{as_sentence(finding.remark)} ({finding.code})."
 
 
 def _too_little(report: Report, tested: int, testable: int) -> str:
@@ -119,11 +121,11 @@ def _untested(report: Report) -> str:
     """Say why no rule ran."""
     if not report.skipped:
         return "no rule applies"
-    unread = (one for one in report.skipped if one.reason.startswith(NOTHING_READ))
+    unread = (entry for entry in report.skipped if entry.reason.startswith(NOTHING_READ))
     first = next(unread, report.skipped[0])
     if report.input.rows or not report.input.steps:
         return f"{first.reason}; {first.remedy}"
-    short = next((one.reason for one in report.skipped if one.remedy == LONGER_LOG), None)
+    short = next((entry.reason for entry in report.skipped if entry.remedy == LONGER_LOG), None)
     if short is not None:
         return short
     if report.vitals:
@@ -147,7 +149,7 @@ def _others(faults: Sequence[Finding]) -> str:
     """Say how many more faults there are, as a sentence after a space, and name the first error among them."""
     if not faults:
         return ""
-    error = next((one.headline for one in faults if one.severity is Severity.ERROR), "")
+    error = next((finding.headline for finding in faults if finding.severity is Severity.ERROR), "")
     joint = ": " if len(faults) == 1 else ", among them: "
     named = joint + _CLAUSE_END.split(error, maxsplit=1)[0] if error else ""
     return f" {many(len(faults), 'more fault')}{named}."

@@ -19,26 +19,28 @@ _LEVELS = ("▁▂▃▄▅▆▇█", "_.-=+*#@")
 
 def vital_lines(vitals: Sequence[Vital], style: Style) -> Iterator[RenderableType]:
     """Yield one line for each quantity."""
-    wide = max(len(one.title) for one in vitals)
-    first, last = (max(len(_number(getattr(one, end))) for one in vitals) for end in ("early", "late"))
+    wide = max(len(vital.title) for vital in vitals)
+    first, last = (max(len(_number(getattr(vital, end))) for vital in vitals) for end in ("early", "late"))
     arrow = "→" if style.unicode else "->"
     heads = [
-        f"{one.title:<{wide}}  {_number(one.early):>{first}} {arrow} {_number(one.late):<{last}}  "
-        if len(one.series) > 1
-        else f"{one.title:<{wide}}  {_number(one.early):>{first}}"
-        for one in vitals
+        f"{vital.title:<{wide}}  {_number(vital.early):>{first}} {arrow} {_number(vital.late):<{last}}  "
+        if len(vital.series) > 1
+        else f"{vital.title:<{wide}}  {_number(vital.early):>{first}}"
+        for vital in vitals
     ]
     ranges = [
-        f"  {_number(one.least)} to {_number(one.largest)}, mean {_number(one.mean)}" if len(one.series) > 1 else ""
-        for one in vitals
+        f"  {_number(vital.least)} to {_number(vital.largest)}, mean {_number(vital.mean)}"
+        if len(vital.series) > 1
+        else ""
+        for vital in vitals
     ]
-    marks = [", ".join(f"{code} from step {step}" for step, code in one.marks) for one in vitals]
+    marks = [", ".join(f"{code} from step {step}" for step, code in vital.marks) for vital in vitals]
     tails = [f"{range_}  {mark}" if mark else range_ for range_, mark in zip(ranges, marks, strict=True)]
     room = style.width - max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
     columns = max(_NARROWEST, min(_WIDEST, room))
-    for one, head, range_, mark in zip(vitals, heads, ranges, marks, strict=True):
+    for vital, head, range_, mark in zip(vitals, heads, ranges, marks, strict=True):
         line = Text(head)
-        drawn = sparkline(one.series, columns, unicode=style.unicode) if len(one.series) > 1 else ""
+        drawn = sparkline(vital.series, columns, unicode=style.unicode) if len(vital.series) > 1 else ""
         line.append(f"{drawn:<{columns}}", style="cyan" if style.color else "")
         line.append(range_, style="dim" if style.color else "")
         if mark:

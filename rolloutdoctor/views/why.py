@@ -37,20 +37,20 @@ def signed(value: float) -> str:
     return "0" if abs(value) < 1e-12 else f"{'+' if value > 0 else '-'}{number(abs(value))}"
 
 
-def answer(found: Why, ledger: Ledger) -> str:
+def answer(why: Why, ledger: Ledger) -> str:
     """Say in a sentence or two what changed, and what most of it is."""
-    change, unit = ledger.change, "" if found.unit in _PLAIN else f" {found.unit}"
+    change, unit = ledger.change, "" if why.unit in _PLAIN else f" {why.unit}"
     if not change:
-        return f"{found.title} did not change at step {ledger.at}: {number(ledger.before)}{unit} before and after."
+        return f"{why.title} did not change at step {ledger.at}: {number(ledger.before)}{unit} before and after."
     verb = "rose" if change > 0 else "fell"
-    said = (
-        f"{found.title[0].upper()}{found.title[1:]} {verb} by {number(abs(change))}{unit} at step {ledger.at}, from "
+    start = (
+        f"{why.title[0].upper()}{why.title[1:]} {verb} by {number(abs(change))}{unit} at step {ledger.at}, from "
         f"{number(ledger.before)} to {number(ledger.after)}"
     )
     line = ledger.largest
     if line is None:
-        return f"{said}{_moved(ledger) if ledger.of == 'log' else '; no line goes that way.'}"
-    cause = f"{said}: {signed(line.share)} ({100 * line.share / change:.0f} %) is {line.cause}"
+        return f"{start}{_moved(ledger) if ledger.of == 'log' else '; no line goes that way.'}"
+    cause = f"{start}: {signed(line.share)} ({100 * line.share / change:.0f} %) is {line.cause}"
     wide = line.interval is not None and line.interval[0] <= 0 <= line.interval[1]
     within = None if wide else largest_part(line)
     cause += f", {signed(within[1])} of it {within[0]}" if within is not None else ""
@@ -85,27 +85,27 @@ _FROM = {"log": " (from the log)", "derived": " (from the mask)"}
 
 def trajectories(ledger: Ledger) -> Iterator[tuple[str, str]]:
     """Say what the trajectories of an agent did before and after: a line for errors, and one for tools."""
-    for title, own in (("errors", ("errors",)), ("tools", ("tool_turns", "tool_calls", "tool_failures", "turns"))):
-        words = [_compared(one) for name in own for one in ledger.trajectories if one.name == name]
+    for title, names in (("errors", ("errors",)), ("tools", ("tool_turns", "tool_calls", "tool_failures", "turns"))):
+        words = [_compared(compared) for name in names for compared in ledger.trajectories if compared.name == name]
         if words:
             yield title, "; ".join(words)
 
 
-def _compared(one: Compared) -> str:
-    unit, words = _OF_TRAJECTORIES[one.name]
-    before, after = (f"{number(100 * value if unit else value)}{unit}" for value in (one.before, one.after))
-    return f"{before} {words} before, {after} after{_FROM.get(one.of, '')}"
+def _compared(compared: Compared) -> str:
+    unit, words = _OF_TRAJECTORIES[compared.name]
+    before, after = (f"{number(100 * value if unit else value)}{unit}" for value in (compared.before, compared.after))
+    return f"{before} {words} before, {after} after{_FROM.get(compared.of, '')}"
 
 
 def largest_part(line: Line) -> tuple[str, float] | None:
     """Return the class that accounts for nearly all of a line, of all attributes; None where none does."""
-    found = [
+    shares = [
         (f"{name.replace('_', ' ')} {part}", share)
         for name, parts in line.parts.items()
         for part, share in parts.items()
         if len(parts) > 2 and line.share and _NEARLY_ALL[0] <= share / line.share <= _NEARLY_ALL[1]
     ]
-    return min(found, key=lambda pair: abs(pair[1] - line.share), default=None)
+    return min(shares, key=lambda pair: abs(pair[1] - line.share), default=None)
 
 
 def windows(ledger: Ledger) -> str:
@@ -128,15 +128,15 @@ def _ends(interval: Interval | None) -> str:
 _HEAD = ["cause", "share", "95 % interval", "rows"]
 
 
-def full(found: Why, style: Style) -> str:
+def full(why: Why, style: Style) -> str:
     """Render as text, with escape sequences if `style.color`."""
-    return as_text(_parts(found, style), style)
+    return as_text(_parts(why, style), style)
 
 
-def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
+def _parts(why: Why, style: Style) -> Iterator[RenderableType]:
     bold = "bold" if style.color else ""
-    for ledger in found.ledgers:
-        yield Text(plain(answer(found, ledger), 600), style=bold)
+    for ledger in why.ledgers:
+        yield Text(plain(answer(why, ledger), 600), style=bold)
         if style.quiet:
             continue
         yield Text(f"  {windows(ledger)}; {_source(ledger)}")
@@ -147,15 +147,15 @@ def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
         for line in ledger.lines:
             yield from _of_line(line, ledger, style)
         yield from (_aside(title, words) for title, words in trajectories(ledger))
-        yield from (_aside("begins", f"{one.code} {one.headline}") for one in ledger.began)
-        yield from (_aside("also", one) for one in ledger.coincidences)
-        yield from (_aside("note", one) for one in ledger.notes)
+        yield from (_aside("begins", f"{begun.code} {begun.headline}") for begun in ledger.began)
+        yield from (_aside("also", sentence) for sentence in ledger.coincidences)
+        yield from (_aside("note", note) for note in ledger.notes)
         if ledger.coincidences:
             yield _aside("", "what else changed at that step (also) need not be a cause")
         yield ""
-    yield from (_aside("note", note) for note in found.notes)
+    yield from (_aside("note", note) for note in why.notes)
     if not style.quiet:
-        yield header(found)
+        yield header(why)
 
 
 def _aside(title: str, words: str, width: int = 8) -> RenderableType:
@@ -190,22 +190,22 @@ def _of_line(line: Line, ledger: Ledger, style: Style) -> Iterator[RenderableTyp
         yield hanging(Text("  rows"), Text(f"{', '.join(plain(row, 60) for row in few)}{more}"), 10)
 
 
-def concise(found: Why, style: Style) -> str:
+def concise(why: Why, style: Style) -> str:
     """Render one sentence a change."""
-    lines = [answer(found, ledger) for ledger in found.ledgers] or list(found.notes)
+    lines = [answer(why, ledger) for ledger in why.ledgers] or list(why.notes)
     return "".join(f"{plain(line, 600)}\n" for line in lines)
 
 
-def as_markdown(found: Why, style: Style) -> str:
+def as_markdown(why: Why, style: Style) -> str:
     """Render headings, sentences and tables."""
-    text = "\n".join(_markdown(found)) + "\n"
+    text = "\n".join(_markdown(why)) + "\n"
     return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def _markdown(found: Why) -> Iterator[str]:
-    yield f"## Why the {_safe(found.title)} changed"
-    for ledger in found.ledgers:
-        yield from ("", _safe(answer(found, ledger)), "", f"{windows(ledger)}; {_safe(_source(ledger))}", "")
+def _markdown(why: Why) -> Iterator[str]:
+    yield f"## Why the {_safe(why.title)} changed"
+    for ledger in why.ledgers:
+        yield from ("", _safe(answer(why, ledger)), "", f"{windows(ledger)}; {_safe(_source(ledger))}", "")
         if ledger.lines or ledger.of == "rows":
             yield from table(_HEAD, list(_cells(ledger)), 1)
         main = ledger.largest
@@ -213,10 +213,10 @@ def _markdown(found: Why) -> Iterator[str]:
             rows = ", ".join(map(_safe, main.rows[:MOST_ROWS]))
             yield f"\nRows of {_safe(main.cause)}: {rows} of {many(main.count, 'row')}"
         yield from (f"\n{title.capitalize()}: {words}" for title, words in trajectories(ledger))
-        yield from (f"\nBegins there: {_safe(f'{one.code} {one.headline}')}" for one in ledger.began)
-        yield from (f"\nBeside it, and no cause by that: {_safe(one)}" for one in ledger.coincidences)
-        yield from (f"\nNote: {_safe(one)}" for one in ledger.notes)
-    yield from (f"\nNote: {_safe(one)}" for one in found.notes)
+        yield from (f"\nBegins there: {_safe(f'{begun.code} {begun.headline}')}" for begun in ledger.began)
+        yield from (f"\nBeside it, and no cause by that: {_safe(sentence)}" for sentence in ledger.coincidences)
+        yield from (f"\nNote: {_safe(note)}" for note in ledger.notes)
+    yield from (f"\nNote: {_safe(note)}" for note in why.notes)
 
 
 RENDERERS: dict[str, Callable[[Why, Style], str]] = {

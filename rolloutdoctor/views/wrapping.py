@@ -26,8 +26,8 @@ def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
         if len(line) <= width:
             yield line
             continue
-        found = _MARGIN.match(line)
-        margin = found[0] if found is not None and len(found[0]) <= _WIDEST_MARGIN else ""
+        match = _MARGIN.match(line)
+        margin = match[0] if match is not None and len(match[0]) <= _WIDEST_MARGIN else ""
         deeper = " " * (len(margin) if margin.strip() else len(line) - len(line.lstrip(" ")) + 2)
         cut = textwrap.wrap(line, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
         yield from cut or [line]

@@ -74,8 +74,10 @@ def _cause(finding: "Finding") -> str | None:
 def written(report: "Report") -> bytes:
     """Return the findings of a report as a baseline, one line each so that they merge."""
     lines = [
-        json.dumps({"code": one.code, "name": one.name, "severity": one.severity.label, "cause": _cause(one)})
-        for one in report.findings
+        json.dumps(
+            {"code": finding.code, "name": finding.name, "severity": finding.severity.label, "cause": _cause(finding)}
+        )
+        for finding in report.findings
     ]
     body = ",\n    ".join(lines)
     findings = f"[\n    {body}\n  ]" if lines else "[]"
@@ -93,22 +95,22 @@ def read(path: str) -> tuple[Known, ...]:
     from rolloutdoctor.results.findings import Severity
 
     text = read_small(path, expected=EXPECTED)
-    labels = [one.label for one in Severity]
+    labels = [severity.label for severity in Severity]
     try:
         body = json.loads(text)
         if body["baseline"] != _VERSION:
             raise UsageError(f"{shown(path)}: baseline version {body['baseline']!r} where {_VERSION} was expected")
-        found = tuple(Known(**one) for one in body["findings"])
-        for one in found:
-            texts = (one.code, one.name, one.severity, "" if one.cause is None else one.cause)
-            if one.severity not in labels or not all(isinstance(each, str) for each in texts):
+        baseline = tuple(Known(**entry) for entry in body["findings"])
+        for entry in baseline:
+            texts = (entry.code, entry.name, entry.severity, "" if entry.cause is None else entry.cause)
+            if entry.severity not in labels or not all(isinstance(each, str) for each in texts):
                 raise ValueError("a severity, code or cause is not known")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{shown(path)} is not a baseline; {EXPECTED}") from error
-    return found
+    return baseline
 
 
-def compared_with_baseline(report: "Report", known: Sequence[Known] | None) -> "tuple[Report, Report]":
+def compared_with_baseline(report: "Report", baseline: Sequence[Known] | None) -> "tuple[Report, Report]":
     """Return the report with what the baseline says of it, and the same with the new findings alone.
 
     The first is printed, the second decides the exit code. Known faults that were not found any more are said if their
@@ -116,23 +118,25 @@ def compared_with_baseline(report: "Report", known: Sequence[Known] | None) -> "
 
     Args:
         report: the report.
-        known: the findings of the baseline; None: there is none.
+        baseline: the findings of the baseline; None: there is none.
     """
-    if known is None:
+    if baseline is None:
         return report, report
-    findings = tuple(replace(one, known=any(each.covers(one) for each in known)) for one in report.findings)
-    covered = [one for one in findings if one.known]
-    new = tuple(one for one in findings if not one.known)
-    untested = {one.code for one in report.skipped}
-    left = {(one.code, _cause(one)) for one in report.findings}
-    gone = [each for each in known if (each.code, each.cause) not in left and each.code not in untested]
+    findings = tuple(
+        replace(finding, known=any(each.covers(finding) for each in baseline)) for finding in report.findings
+    )
+    covered = [finding for finding in findings if finding.known]
+    new = tuple(finding for finding in findings if not finding.known)
+    untested = {skipped.code for skipped in report.skipped}
+    left = {(finding.code, _cause(finding)) for finding in report.findings}
+    gone = [each for each in baseline if (each.code, each.cause) not in left and each.code not in untested]
     notes = list(report.notes)
     if covered:
-        names = ", ".join(f"{one.code} {one.name} ({one.severity.label})" for one in covered)
+        names = ", ".join(f"{finding.code} {finding.name} ({finding.severity.label})" for finding in covered)
         notes.append(f"in the baseline, so they do not count for the exit code: {names}")
     if gone:
         names = ", ".join(f"{each.code} {each.name}" for each in gone)
         notes.append(f"in the baseline and not found any more: {names}")
     # What is known was tested all the same.
-    tested = (*report.clean, *((one.code, one.name) for one in covered))
+    tested = (*report.clean, *((finding.code, finding.name) for finding in covered))
     return replace(report, findings=findings, notes=tuple(notes)), replace(report, findings=new, clean=tested)

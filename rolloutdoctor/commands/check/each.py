@@ -62,33 +62,33 @@ def find_runs(paths: Sequence[str], *, as_dump: bool = False) -> list[NamedRun]:
     Raises:
         InputError: if nothing is found.
     """
-    found: list[NamedRun] = []
-    for given in paths:
-        here = [NamedRun(Source.of(given).name, (given,))] if as_dump else list(_found(given))
-        if not here:
-            raise InputError(f"{Source.of(given).name}: no run was found there (*.parquet, a dump, or a log)")
-        found += here
-    distinct = {each.paths: each for each in found}
+    runs: list[NamedRun] = []
+    for path in paths:
+        path_runs = [NamedRun(Source.of(path).name, (path,))] if as_dump else list(_found(path))
+        if not path_runs:
+            raise InputError(f"{Source.of(path).name}: no run was found there (*.parquet, a dump, or a log)")
+        runs += path_runs
+    distinct = {each.paths: each for each in runs}
     return list(distinct.values())
 
 
-def _found(given: str) -> Iterator[NamedRun]:
-    if address_of(given) is not None:
-        yield from _by_what_they_say([source.path for source in expand([given]).files])
+def _found(path: str) -> Iterator[NamedRun]:
+    if address_of(path) is not None:
+        yield from _by_what_they_say([source.path for source in expand([path]).files])
         return
-    if not os.path.lexists(given) and _MAGIC & set(given):
-        yield from _of_pattern(given)
+    if not os.path.lexists(path) and _MAGIC & set(path):
+        yield from _of_pattern(path)
         return
-    if Path(given).is_dir():
-        yield from _of_folder(given)
+    if Path(path).is_dir():
+        yield from _of_folder(path)
         return
-    yield from _of_file(given)
+    yield from _of_file(path)
 
 
-def _of_file(given: str) -> Iterator[NamedRun]:
+def _of_file(file_path: str) -> Iterator[NamedRun]:
     """Return the runs in a file."""
-    runs = _quietly(lambda: runs_of(Path(given))) or ()
-    for path in [f"{given}/{run}" for run in runs] if len(runs) > 1 else [given]:
+    runs = _quietly(lambda: runs_of(Path(file_path))) or ()
+    for path in [f"{file_path}/{run}" for run in runs] if len(runs) > 1 else [file_path]:
         yield NamedRun(Source.of(path).name, (path,))
 
 
@@ -287,8 +287,8 @@ def _footer(path: str) -> RunFile | None:
 
 
 def _said(file: RunFile) -> tuple[object, ...]:
-    said = file.metadata
-    return said.trainer, said.trainer_version, dict(said.config)
+    metadata = file.metadata
+    return metadata.trainer, metadata.trainer_version, dict(metadata.config)
 
 
 def _rank(file: RunFile) -> str | None:
@@ -314,9 +314,9 @@ def check_each(runs: Sequence[NamedRun], opening: Opening, options: CheckOptions
         yield _checked(each, opening, options)
 
 
-def _checked(found: NamedRun, opening: Opening, options: CheckOptions) -> CheckedRun:
+def _checked(named: NamedRun, opening: Opening, options: CheckOptions) -> CheckedRun:
     try:
-        with opening(list(found.paths)) as run:
-            return CheckedRun(found.name, found.paths, check(run, options))
+        with opening(list(named.paths)) as run:
+            return CheckedRun(named.name, named.paths, check(run, options))
     except RolloutDoctorError as error:
-        return CheckedRun(found.name, found.paths, None, str(error))
+        return CheckedRun(named.name, named.paths, None, str(error))

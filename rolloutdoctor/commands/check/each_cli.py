@@ -52,22 +52,22 @@ def check_several(
         raise UsageError(f"--each has no format {form.value} (known: {', '.join(RENDERERS)})")
     check_target(output_file, "--output-file")
 
-    def opening(found: list[str]) -> "AbstractContextManager[Run]":
-        return dumps.opening(found, source, quiet=True, logs_alone=True)
+    def opening(run_paths: list[str]) -> "AbstractContextManager[Run]":
+        return dumps.opening(run_paths, source, quiet=True, logs_alone=True)
 
     def code(run: "CheckedRun") -> int:
         return ABNORMAL if run.report is None else judging.exit_code(run.report, must_test)
 
-    found = runs_at(paths, source.dump)
+    runs = runs_at(paths, source.dump)
     codes: set[int] = set()
 
     def coded() -> "Iterator[tuple[CheckedRun, int]]":
-        for run in check_each(found, opening, options):
+        for run in check_each(runs, opening, options):
             codes.add(code(run))
             yield run, code(run)
             del run
 
-    pieces = RENDERERS[form.value](coded(), [run.name for run in found], style)
+    pieces = RENDERERS[form.value](coded(), [run.name for run in runs], style)
     if output_file is None and form is not opt.Format.json:
         for piece in pieces:
             show(piece, colored=style.color)

@@ -36,10 +36,10 @@ def one_rule(code: str) -> "AnyRule":
     """
     from rolloutdoctor.rules.table import pick
 
-    found = pick([code], [])
-    if len(found) != 1:
-        raise UsageError(f"--list {code}: a family of {len(found)} rules; name one of them")
-    return found[0]
+    picked = pick([code], [])
+    if len(picked) != 1:
+        raise UsageError(f"--list {code}: a family of {len(picked)} rules; name one of them")
+    return picked[0]
 
 
 def list_rule(run: "Run", rule: "AnyRule", options: "CheckOptions", form: opt.Format, path: str | None) -> int:
@@ -70,8 +70,8 @@ def list_rule(run: "Run", rule: "AnyRule", options: "CheckOptions", form: opt.Fo
         if not count:
             say(f"{rule.code} {rule.name} keeps no places: it is of the run as a whole ({report.findings[0].headline})")
         return 0
-    skipped = next((f"skipped: {one.reason}; {one.remedy}" for one in report.skipped), None)
-    vacuous = next((f"not applicable: {one.reason}" for one in report.not_applicable), None)
+    skipped = next((f"skipped: {entry.reason}; {entry.remedy}" for entry in report.skipped), None)
+    vacuous = next((f"not applicable: {entry.reason}" for entry in report.not_applicable), None)
     say(f"{rule.code} {rule.name} lists nothing: {skipped or vacuous or 'clean'}")
     return NOTHING_CHECKED if skipped else 0
 

@@ -81,20 +81,20 @@ def several(asked: Asked) -> int:
 
 def followed(asked: Asked) -> int:
     """Check a run while it grows, and print the report at its end."""
-    known = _targets(asked)
+    baseline = _targets(asked)
     judging = asked.judging
-    report, kept = follow(
+    report, state = follow(
         asked.paths,
         replace(asked.source.dump, text=True),
         asked.options,
         asked.following,
-        lambda report: _finish(asked, known, report),
+        lambda report: _finish(asked, baseline, report),
         lines_on_stderr=judging.format_ not in (opt.Format.full, opt.Format.concise) and judging.output_file is None,
         quiet=judging.quiet,
     )
-    if asked.scale.save_state is not None and kept.saved is not None:
-        states.save(kept.saved, asked.scale.save_state)
-    return _finish(asked, known, report)
+    if asked.scale.save_state is not None and state.saved is not None:
+        states.save(state.saved, asked.scale.save_state)
+    return _finish(asked, baseline, report)
 
 
 def one(asked: Asked) -> int:
@@ -107,7 +107,7 @@ def one(asked: Asked) -> int:
     from rolloutdoctor.commands.check.runs_of_log import of_worst_run
     from rolloutdoctor.engine.check import check_in_parts
 
-    known, scale = _targets(asked), asked.scale
+    baseline, scale = _targets(asked), asked.scale
     hint = verdict.faster(scale.engine, scale.workers)
     gallery = None
     with progress_bar(run.unit, quiet=asked.judging.quiet, hint=hint) as progress:
@@ -127,7 +127,7 @@ def one(asked: Asked) -> int:
                 states.save(saved_state(checked.prepared, checked.state), asked.scale.save_state)
             # A state is of the run that was read.
             report = of_worst_run(run, report, asked.options if asked.scale.save_state is None else None)
-    code = _finish(asked, known, report, gallery)
+    code = _finish(asked, baseline, report, gallery)
     opt.warn_of_partial(run, quiet=asked.judging.quiet)
     return code
 
@@ -161,10 +161,10 @@ def _targets(asked: Asked) -> tuple[Known, ...] | None:
     return None if asked.baselines.baseline is None else read(asked.baselines.baseline)
 
 
-def _finish(asked: Asked, known: tuple[Known, ...] | None, report: "Report", gallery: "Gallery | None" = None) -> int:
+def _finish(asked: Asked, base: tuple[Known, ...] | None, report: "Report", gallery: "Gallery | None" = None) -> int:
     """Print the report, write the baseline, and return the exit code."""
     judging, below = asked.judging, ""
-    report, new = compared_with_baseline(report, known)
+    report, new = compared_with_baseline(report, base)
     if gallery is not None:
         from rolloutdoctor.views.histogram import histograms
 

@@ -28,8 +28,8 @@ class Place:
 
     def cells(self) -> tuple[int, str, str | None, str | None, float, str]:
         """Return what `PLACE_COLUMNS` names."""
-        found = self.found
-        return found.step, self.split, found.group_id, found.sample_id, found.weight, found.note
+        example = self.found
+        return example.step, self.split, example.group_id, example.sample_id, example.weight, example.note
 
 
 def list_places(run: Run, rule: AnyRule, options: CheckOptions, write: Callable[[Sequence[Place]], None]) -> Report:
@@ -45,7 +45,7 @@ def list_places(run: Run, rule: AnyRule, options: CheckOptions, write: Callable[
     report = checked.report
     measured = measured_by(rule, checked.state, replace(checked.prepared.context, lists_places=True))
     if report.findings and measured is not None:
-        places = [Place(split, found) for split, found in rule.listed(measured)]
+        places = [Place(split, example) for split, example in rule.listed(measured)]
         for _, of_step in groupby(places, key=lambda place: (place.found.step, place.split)):
             write(list(of_step))
     return report

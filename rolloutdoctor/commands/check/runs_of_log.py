@@ -37,15 +37,15 @@ def of_worst_run(run: Run, report: Report, options: CheckOptions | None) -> Repo
     name = run.files[0] if Path(run.files[0]).is_file() else str(Path(others[0]).parent)
     most = min(_MOST_RUNS - 1, _MOST_BYTES // max(Path(others[0]).parent.stat().st_size, 1))
     first = CheckedRun(report.part.partition(" of ")[0], run.files, report)
-    found = [first, *(_checked(path, options) for path in others[:most] if options is not None)]
-    worst = max((one for one in found if one is first or not _is_cut_short(one, first)), key=_severity)
-    in_order = sorted(found, key=lambda one: natural_key(one.name))
-    notes = [f"{one.name}: {outcome(one)}, {words_of(one)}" for one in in_order if one is not worst]
+    checked = [first, *(_checked(path, options) for path in others[:most] if options is not None)]
+    worst = max((run for run in checked if run is first or not _is_cut_short(run, first)), key=_severity)
+    in_order = sorted(checked, key=lambda run: natural_key(run.name))
+    notes = [f"{run.name}: {outcome(run)}, {words_of(run)}" for run in in_order if run is not worst]
     if worst is not first:
         notes.insert(0, f"{name}: of its runs {worst.name} has the worst fault; give {name}/N for another one")
-    chosen, left = worst.report or report, len(others) + 1 - len(found)
+    chosen, left = worst.report or report, len(others) + 1 - len(checked)
     if left:
-        count = f"{len(found)} of them" if len(found) > 1 else "the only one"
+        count = f"{len(checked)} of them" if len(checked) > 1 else "the only one"
         chosen = replace(chosen, part=f"{chosen.part}, {count} checked")
         notes.append(f"{left:,} more {'run was' if left == 1 else 'runs were'} not checked: `check --each` checks all")
     return replace(chosen, notes=(*chosen.notes, *notes))
@@ -62,7 +62,7 @@ def _checked(path: str, options: CheckOptions) -> CheckedRun:
 
 def _is_cut_short(run: CheckedRun, longest: CheckedRun) -> bool:
     """Tell an aborted start beside a run that is long enough to judge: what holds of its few steps is of them alone."""
-    steps = [0 if one.report is None else one.report.input.steps for one in (run, longest)]
+    steps = [0 if checked.report is None else checked.report.input.steps for checked in (run, longest)]
     return steps[0] < FEWEST <= steps[1]
 
 

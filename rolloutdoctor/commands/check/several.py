@@ -24,22 +24,22 @@ Runs = Iterable[tuple[CheckedRun, int]]
 def full(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
     """Render one line for each run, its whole report with -v, and the total."""
     width = min(max((len(plain(name, 60)) for name in names), default=0) + 2, style.width // 2)
-    found = Counter[str]()
+    outcomes = Counter[str]()
     with TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as reports:
         for run, code in runs:
-            found[outcome(run)] += 1
+            outcomes[outcome(run)] += 1
             if not style.quiet:
                 yield as_text([_line(run, code, width, style)], style)
             if style.verbose and run.report is not None:
                 title = Text(plain(run.name, 200), style="bold" if style.color else "")
-                whole = Text.from_ansi(render(run.report, style).rstrip("\n"))
-                reports.write(as_text(["", title, whole], style))
+                report_text = Text.from_ansi(render(run.report, style).rstrip("\n"))
+                reports.write(as_text(["", title, report_text], style))
             del run
         reports.seek(0)
         yield from reports
     if style.verbose:
         yield "\n"
-    yield as_text([Text(total(found), style="bold" if style.color else "")], style)
+    yield as_text([Text(total(outcomes), style="bold" if style.color else "")], style)
 
 
 def _line(run: CheckedRun, code: int, width: int, style: Style) -> RenderableType:
@@ -52,25 +52,25 @@ def _line(run: CheckedRun, code: int, width: int, style: Style) -> RenderableTyp
 
 def concise(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
     """Render one line for each run, without a width."""
-    found = Counter[str]()
+    outcomes = Counter[str]()
     for run, code in runs:
-        found[outcome(run)] += 1
+        outcomes[outcome(run)] += 1
         line = f"{plain(run.name, 200)}: {outcome(run)} {code}: {words_of(run)}\n"
         yield line if style.unicode else line.encode("ascii", "replace").decode()
         del run
-    yield total(found) + "\n"
+    yield total(outcomes) + "\n"
 
 
 def as_markdown(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
     """Render a table."""
-    found = Counter[str]()
+    outcomes = Counter[str]()
     yield "| run | outcome | exit code | findings |\n| --- | --- | ---: | --- |\n"
     for run, code in runs:
-        found[outcome(run)] += 1
+        outcomes[outcome(run)] += 1
         line = f"| {inert(plain(run.name, 200))} | {outcome(run)} | {code} | {inert(words_of(run))} |\n"
         yield line if style.unicode else line.encode("ascii", "xmlcharrefreplace").decode()
         del run
-    yield f"\n{total(found)}\n"
+    yield f"\n{total(outcomes)}\n"
 
 
 def as_json(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:

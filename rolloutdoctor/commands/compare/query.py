@@ -89,7 +89,7 @@ def _compare(
 ) -> RunComparison:
     turns = _in_turn(a, b, options, progress)
     sides = [_see(run, options, by, advance, executor) for run, advance in zip((a, b), turns, strict=True)]
-    keys = [set(one.state.seen) | set(_logged(one)) for one in sides]
+    keys = [set(side.state.seen) | set(_logged(side)) for side in sides]
     rows = RowComparison()
     if "sample_id" in a.columns & b.columns:
         shared = set(sides[0].state.seen) & set(sides[1].state.seen)
@@ -158,9 +158,9 @@ def _side(name: str, report: Report) -> Side:
     return Side(name, report.input, report.trainer, report.trainer_version)
 
 
-def _logged(seen: _Seen) -> list[StepKey]:
+def _logged(side: _Seen) -> list[StepKey]:
     """Steps of the log that were asked for."""
-    options, metrics = seen.prepared.options, seen.prepared.run.metrics
+    options, metrics = side.prepared.options, side.prepared.run.metrics
     return [
         key
         for key in metrics.steps()
@@ -179,20 +179,20 @@ def _options(a: Report, b: Report) -> Iterator[OptionPair]:
 
 def _findings(a: Report, b: Report) -> Iterator[FindingPair]:
     outcomes = [_outcomes(report) for report in (a, b)]
-    found = [{finding.code: finding for finding in report.findings} for report in (a, b)]
-    for code in sorted(found[0].keys() | found[1].keys()):
-        mine, other = found[0].get(code), found[1].get(code)
-        one = mine or other
-        assert one is not None
+    by_code = [{finding.code: finding for finding in report.findings} for report in (a, b)]
+    for code in sorted(by_code[0].keys() | by_code[1].keys()):
+        mine, other = by_code[0].get(code), by_code[1].get(code)
+        finding = mine or other
+        assert finding is not None
         measures = [{} if each is None else each.measures for each in (mine, other)]
         yield FindingPair(
             code,
-            one.name,
+            finding.name,
             outcomes[0].get(code, "not run"),
             outcomes[1].get(code, "not run"),
             "" if mine is None else mine.headline,
             "" if other is None else other.headline,
-            {name: (measures[0].get(name), measures[1].get(name)) for name in one.measures},
+            {name: (measures[0].get(name), measures[1].get(name)) for name in finding.measures},
         )
 
 
@@ -200,32 +200,32 @@ def _outcomes(report: Report) -> dict[str, str]:
     return (
         {finding.code: finding.severity.label for finding in report.findings}
         | {code: "clean" for code, _ in report.clean}
-        | {one.code: "not applicable" for one in report.not_applicable}
-        | {one.code: "skipped" for one in report.skipped}
+        | {entry.code: "not applicable" for entry in report.not_applicable}
+        | {entry.code: "skipped" for entry in report.skipped}
     )
 
 
-def _numbers(seen: _Seen) -> pl.DataFrame:
+def _numbers(side: _Seen) -> pl.DataFrame:
     """Return one line a number of a step: ``at, step, split, name, value``; those of `MEASURES` come first."""
-    own = seen.profile.numbers()
-    own = own.select(
+    numbers = side.profile.numbers()
+    numbers = numbers.select(
         pl.col("name").replace_strict({name: at for at, name in enumerate(MEASURES)}).alias("at"), pl.all()
     )
-    metrics = seen.prepared.run.metrics
-    logged = [(len(MEASURES), *key, *found) for key in _logged(seen) for found in metrics.at(key).items()]
-    return pl.concat([own, pl.DataFrame(logged, own.schema, orient="row")]).filter(pl.col("value").is_finite())
+    metrics = side.prepared.run.metrics
+    logged = [(len(MEASURES), *key, *named_value) for key in _logged(side) for named_value in metrics.at(key).items()]
+    return pl.concat([numbers, pl.DataFrame(logged, numbers.schema, orient="row")]).filter(pl.col("value").is_finite())
 
 
 def _quantities(a: _Seen, b: _Seen) -> Iterator[Quantity]:
     key = ["split", "at", "name", "step"]
     both = _numbers(a).join(_numbers(b), on=key).sort(key, descending=[True, False, False, False])
-    for (split, at, name), found in both.group_by(key[:3], maintain_order=True):
+    for (split, at, name), frame in both.group_by(key[:3], maintain_order=True):
         origin = "logged" if at == len(MEASURES) else "recomputed" if name in RECOMPUTED else "rows"
         unit = "1" if origin == "logged" else MEASURES[name][1]
-        values = tuple(found.select("value", "value_right").rows())
+        values = tuple(frame.select("value", "value_right").rows())
         factor = whole_quotient(values) if origin == "logged" else None
         count, larger = (0, "") if factor is None else (factor[0], "b" if factor[1] else "a")
-        yield Quantity(name, origin, split, unit, tuple(found["step"]), values, count, larger)
+        yield Quantity(name, origin, split, unit, tuple(frame["step"]), values, count, larger)
 
 
 def _loss(quantities: Iterable[Quantity], rows: RowComparison) -> tuple[list[Matched], FirstDifference | None]:
@@ -234,11 +234,11 @@ def _loss(quantities: Iterable[Quantity], rows: RowComparison) -> tuple[list[Mat
     Returns:
         What was compared, and the earliest difference of all.
     """
-    found = {one.name: one for one in quantities if one.origin == "recomputed" and one.split == "train"}
+    train = {curve.name: curve for curve in quantities if curve.origin == "recomputed" and curve.split == "train"}
     matched = rows.matched()
-    if "loss" not in found or rows.left or not rows.joined or any(one.equal < one.compared for one in matched):
+    if "loss" not in train or rows.left or not rows.joined or any(row.equal < row.compared for row in matched):
         return [], rows.first
-    loss = found["loss"]
+    loss = train["loss"]
     gaps = [abs(b - a) for a, b in loss.values]
     counted = Matched("loss", len(gaps), loss.equal, max(gaps), "step")
     place = next((place for place, gap in enumerate(gaps) if gap), None)
@@ -254,18 +254,18 @@ def _parts(a: _Seen, b: _Seen, quantities: tuple[Quantity, ...], by: str | None)
     if by in ROW_PARTS:
         return tuple(_row_parts(a, b, by))
     if by == "step":
-        chosen = [one for one in quantities if one.origin != "logged"]
+        chosen = [curve for curve in quantities if curve.origin != "logged"]
     else:
-        chosen = [one for one in quantities if one.name == by]
+        chosen = [curve for curve in quantities if curve.name == by]
         if not chosen:
-            known = [*ROW_PARTS, "step", *dict.fromkeys(one.name for one in quantities)]
+            names = [*ROW_PARTS, "step", *dict.fromkeys(curve.name for curve in quantities)]
             raise UsageError(
-                f"--by {by}: neither {', '.join(ROW_PARTS)} nor step, and no quantity of both runs{nearest(by, known)}"
+                f"--by {by}: neither {', '.join(ROW_PARTS)} nor step, and no quantity of both runs{nearest(by, names)}"
             )
     by_step: dict[tuple[int, str], dict[str, tuple[float, float]]] = {}
-    for one in chosen:
-        for step, pair in zip(one.steps, one.values, strict=True):
-            by_step.setdefault((step, one.split), {})[one.name] = pair
+    for curve in chosen:
+        for step, pair in zip(curve.steps, curve.values, strict=True):
+            by_step.setdefault((step, curve.split), {})[curve.name] = pair
     return tuple(
         Part(f"{step}" if split == "train" else f"{step} {split}", values)
         for (step, split), values in sorted(by_step.items(), key=lambda entry: (entry[0][0], entry[0][1] != "train"))
@@ -274,7 +274,7 @@ def _parts(a: _Seen, b: _Seen, quantities: tuple[Quantity, ...], by: str | None)
 
 def _row_parts(a: _Seen, b: _Seen, by: str) -> Iterator[Part]:
     """Yield rows, mean reward and mean length of each part."""
-    each = [one.profile.rows().with_columns(side=pl.lit(side), rows=1) for side, one in enumerate((a, b))]
+    each = [run.profile.rows().with_columns(side=pl.lit(side), rows=1) for side, run in enumerate((a, b))]
     rows = pl.concat(each).drop_nulls("part")
     if rows.is_empty():
         raise UsageError(f"--by {by}: neither run has what rows can be broken down by so")
@@ -286,27 +286,27 @@ def _row_parts(a: _Seen, b: _Seen, by: str) -> Iterator[Part]:
         "response_length": [pl.col("tokens").filter(mine).mean() for mine in sides],
     }
     asked = {f"{name} {side}": value for name, pair in measures.items() for side, value in enumerate(pair)}
-    found = (
+    table = (
         labelled(by, rows)
         .group_by("bin", "label", maintain_order=True)
         .agg(**asked)
         .sort("bin", nulls_last=True)
         .fill_null(math.nan)
     )
-    for line in found.to_dicts():
+    for line in table.to_dicts():
         yield Part(line["label"], {name: (line[f"{name} 0"], line[f"{name} 1"]) for name in measures})
 
 
 def _redefined(sides: list[_Seen]) -> Iterator[str]:
     """Say which metrics of one name the releases of the two runs count differently."""
-    stated = {one.report.trainer for one in sides} - {None}
-    names = [one.prepared.run.metrics.names() for one in sides]
+    stated = {side.report.trainer for side in sides} - {None}
+    names = [side.prepared.run.metrics.names() for side in sides]
     for trainer in TRAINERS.values():
-        for one in trainer.log.redefined if stated <= {trainer.name} else ():
-            so = [one.counts_so(each) for each in names]
+        for redefinition in trainer.log.redefined if stated <= {trainer.name} else ():
+            so = [redefinition.counts_so(each) for each in names]
             if None not in so and so[0] != so[1]:
                 new, old = ("A", "B") if so[0] else ("B", "A")
-                yield one.words.format(new=new, old=old)
+                yield redefinition.words.format(new=new, old=old)
 
 
 def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[str]:
@@ -322,17 +322,17 @@ def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[
     lacking = [name for name in COLUMNS if (name in a.columns) != (name in b.columns)]
     if lacking and rows.joined:
         yield f"Not compared, as only one run has them: {', '.join(lacking)}."
-    found = {one.quantity for one in rows.matched()}
-    if rows.joined and "prompt" not in found:
+    quantities = {row.quantity for row in rows.matched()}
+    if rows.joined and "prompt" not in quantities:
         yield "Without prompt_ids or prompt in both runs, rows of one sample_id are taken to answer one prompt."
-    if rows.joined and "response" not in found:
+    if rows.joined and "response" not in quantities:
         yield "Without response_ids or response in both runs, rows of one length are taken to be one response."
-    reports = [one.report for one in sides]
+    reports = [side.report for side in sides]
     if reports[0].trainer != reports[1].trainer:
         names = [report.trainer or "an unknown trainer" for report in reports]
         yield f"Options of {names[0]} and {names[1]} have different names and meanings, and are not compared."
     yield from _redefined(sides)
-    objectives = [one.prepared.context.objective for one in sides]
+    objectives = [side.prepared.context.objective for side in sides]
     if None in objectives:
         which = "A" if objectives[0] is None else "B"
         yield f"Nothing is recomputed for {which}: its trainer and options are not known."

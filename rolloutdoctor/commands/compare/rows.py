@@ -87,9 +87,9 @@ class RowComparison:
         """Return what was compared, in causal order."""
         schema = {"quantity": pl.String, "compared": pl.Int64, "equal": pl.Int64, "largest": pl.Float64}
         counts = pl.DataFrame(self._counts, schema, orient="row")
-        found = counts.group_by("quantity").agg(pl.sum("compared", "equal"), pl.max("largest"))
+        totals = counts.group_by("quantity").agg(pl.sum("compared", "equal"), pl.max("largest"))
         order = ("prompt", "response", *AFTER_IDS)
-        return tuple(Matched(*line) for line in sorted(found.rows(), key=lambda line: order.index(line[0])))
+        return tuple(Matched(*line) for line in sorted(totals.rows(), key=lambda line: order.index(line[0])))
 
     def _compare(self, step: "_Step", rows: pl.DataFrame, quantity: str, column: str) -> pl.DataFrame:
         """Count the rows that agree in a column, and return them."""
@@ -133,23 +133,23 @@ class _Step:
         """Describe the first row that differs."""
         row = (~same).arg_max()
         assert row is not None
-        one, other = cells.row(row)
+        left, right = cells.row(row)
         is_list, token = cells["a"].dtype == pl.List, None
         if is_list:
             token = next(
-                (at for at, (x, y) in enumerate(zip(one, other, strict=False)) if x != y and (x == x or y == y)), None
+                (at for at, (x, y) in enumerate(zip(left, right, strict=False)) if x != y and (x == x or y == y)), None
             )
-            one, other = (None, None) if token is None else (one[token], other[token])
+            left, right = (None, None) if token is None else (left[token], right[token])
         is_number = self.a.column(column).is_floating_point() or column in ("response_ids", "response_mask")
-        is_known = is_number and one is not None
+        is_known = is_number and left is not None
         return FirstDifference(
             step=self.a.step,
             split=self.a.split,
             quantity=quantity,
             sample_id=self.a.sample_name(rows["a"][row]),
             token=token,
-            a=float(one) if is_known else None,
-            b=float(other) if is_known else None,
+            a=float(left) if is_known else None,
+            b=float(right) if is_known else None,
             rows=int((~same).sum()),
             of=len(rows),
         )

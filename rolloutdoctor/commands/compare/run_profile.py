@@ -78,8 +78,8 @@ class RunProfile(Gatherer):
         elif self._by == "length" or (self._by == "reward" and "reward" in batch.per_row):
             part = pl.Series(parts_of_rows(self._by, batch).cpu().numpy())
         of_step = {name: pl.lit(value, pl.Float64) for name, value in zip(_OF_STEPS, _of_step(view), strict=True)}
-        found = rows_of(view, _COLUMNS, {}).with_columns(**of_step, part=part)
-        self.keep("rows", found.select(pl.col(name).cast(kind) for name, kind in self._schema.items()))
+        frame = rows_of(view, _COLUMNS, {}).with_columns(**of_step, part=part)
+        self.keep("rows", frame.select(pl.col(name).cast(kind) for name, kind in self._schema.items()))
 
     def rows(self) -> pl.DataFrame:
         """Return one line a row: its step, its columns, and the `part` that it is in."""

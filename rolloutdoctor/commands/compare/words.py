@@ -33,13 +33,13 @@ def verdict(result: RunComparison) -> str:
 def _factors(result: RunComparison) -> Iterator[str]:
     """Say which logged metrics of one run are a whole number of times those of the other, by factor."""
     alike: dict[tuple[int, str], list[Quantity]] = {}
-    for one in result.quantities:
-        if one.factor:
-            alike.setdefault((one.factor, one.larger), []).append(one)
+    for curve in result.quantities:
+        if curve.factor:
+            alike.setdefault((curve.factor, curve.larger), []).append(curve)
     for (factor, larger), several in alike.items():
-        names = [plain(one.name if one.split == "train" else f"{one.name} ({one.split})") for one in several]
+        names = [plain(curve.name if curve.split == "train" else f"{curve.name} ({curve.split})") for curve in several]
         more = [f"{len(names) - 3} more metrics"] if len(names) > 4 else names[3:]
-        steps = min(len(one.steps) for one in several)
+        steps = min(len(curve.steps) for curve in several)
         are, that = ("is", "that") if len(names) == 1 else ("are", "those")
         yield (
             f"{_listed([*names[:3], *more])} of {larger.upper()} {are} {factor} times {that} of "
@@ -58,7 +58,7 @@ def _parting(result: RunComparison) -> str:
     if first is None:
         if not result.joined:
             return f"The runs share no rows; they are compared by the means of {steps}."
-        if any(one.equal < len(one.values) for one in result.quantities):
+        if any(curve.equal < len(curve.values) for curve in result.quantities):
             return f"All {many(result.joined, 'row')} are equal in both runs, and logged values differ (below)."
         return f"All {many(result.joined, 'row')} in {steps} are equal in both runs."
     at = f"step {first.step}" + ("" if first.split == "train" else f" ({first.split})")
@@ -71,7 +71,7 @@ def _parting(result: RunComparison) -> str:
     row = f" ({where}: {_values(first.a, first.b)})" if first.a is not None else f" ({where})"
     if first.quantity == "prompt":
         return f"The runs answer different prompts from {at} on: {first.rows:,} of {many(first.of, 'row')} there{row}."
-    order = [one.quantity for one in result.matched]
+    order = [row.quantity for row in result.matched]
     before = order[: order.index(first.quantity)]
     equal = f" In that step {_listed(before)} {'is' if len(before) == 1 else 'are'} equal." if before else ""
     differ = f"{first.quantity} differs in {first.rows:,} of {many(first.of, 'row')}{row}"
@@ -147,9 +147,9 @@ def tables(result: RunComparison, *, everything: bool) -> Iterator[Table]:
         yield "Options that differ", ("", "A", "B"), [_option_line(pair) for pair in result.options], 3
     if result.matched:
         lines = [
-            (one.quantity, many(one.compared, one.unit), f"{one.equal:,}", _number(one.largest))
-            for one in result.matched
-            if one.compared
+            (row.quantity, many(row.compared, row.unit), f"{row.equal:,}", _number(row.largest))
+            for row in result.matched
+            if row.compared
         ]
         yield (
             "Rows joined by step and sample_id, in causal order",
@@ -199,40 +199,40 @@ def _measure(measure: Measure | None) -> str:
 
 def _quantity_tables(result: RunComparison, *, everything: bool) -> Iterator[Table]:
     head = ("", "A", "B", "B - A", "steps", "largest at step")
-    own = [one for one in result.quantities if one.origin != "logged"]
-    few = own if everything else [one for one in own if one.equal < len(one.values) and _in_short(one)]
+    stats = [curve for curve in result.quantities if curve.origin != "logged"]
+    few = stats if everything else [curve for curve in stats if curve.equal < len(curve.values) and _in_short(curve)]
     if few:
         title = "Means over the steps in both"
-        if len(few) < len(own):
-            title += f"; {len(few)} of {len(own)}, -v also shows those that are equal and those of evaluations"
-        yield title, head, [_quantity_line(one) for one in few], 1
-    logged = [one for one in result.quantities if one.origin == "logged"]
+        if len(few) < len(stats):
+            title += f"; {len(few)} of {len(stats)}, -v also shows those that are equal and those of evaluations"
+        yield title, head, [_quantity_line(curve) for curve in few], 1
+    logged = [curve for curve in result.quantities if curve.origin == "logged"]
     chosen = logged if everything else sorted(logged, key=_relative, reverse=True)[:MOST_METRICS]
     if chosen:
         title = "Logged metrics, means over the steps in both"
         if len(chosen) < len(logged):
             title += f"; the {len(chosen)} of {len(logged):,} that differ most, -v shows all"
-        yield title, head, [_quantity_line(one) for one in chosen], 1
+        yield title, head, [_quantity_line(curve) for curve in chosen], 1
 
 
-def _in_short(one: Quantity) -> bool:
-    return one.split == "train" or one.name == "reward"
+def _in_short(curve: Quantity) -> bool:
+    return curve.split == "train" or curve.name == "reward"
 
 
-def _relative(one: Quantity) -> float:
-    a, b = one.mean
+def _relative(curve: Quantity) -> float:
+    a, b = curve.mean
     size = max(abs(a), abs(b))
     return abs(b - a) / size if size and math.isfinite(size) else 0.0
 
 
-def _quantity_line(one: Quantity) -> tuple[str, ...]:
-    a, b = one.mean
-    name = one.name if one.split == "train" else f"{one.name} ({one.split})"
-    place = one.widest
-    largest = f"{one.steps[place]}" if one.values[place][0] != one.values[place][1] else "equal"
-    values = [shown(Measure(float(value), one.unit)) for value in (a, b)]
-    gap = f"{100 * (b - a):.3g} points" if one.unit == "share" else shown(Measure(b - a, one.unit))
-    return (plain(name), *values, gap, f"{len(one.steps):,}", largest)
+def _quantity_line(curve: Quantity) -> tuple[str, ...]:
+    a, b = curve.mean
+    name = curve.name if curve.split == "train" else f"{curve.name} ({curve.split})"
+    place = curve.widest
+    largest = f"{curve.steps[place]}" if curve.values[place][0] != curve.values[place][1] else "equal"
+    values = [shown(Measure(float(value), curve.unit)) for value in (a, b)]
+    gap = f"{100 * (b - a):.3g} points" if curve.unit == "share" else shown(Measure(b - a, curve.unit))
+    return (plain(name), *values, gap, f"{len(curve.steps):,}", largest)
 
 
 def _part_table(result: RunComparison, *, everything: bool) -> Table:

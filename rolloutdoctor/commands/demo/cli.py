@@ -83,10 +83,10 @@ def _report(name: str, style: "Style") -> str:
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.views.table import RENDERERS
 
-    one = DEMOS[name]
-    run = dumps.opened([str(folder() / one.file)], groups.Source(), quiet=True, logs_alone=True)
+    demo = DEMOS[name]
+    run = dumps.opened([str(folder() / demo.file)], groups.Source(), quiet=True, logs_alone=True)
     report = RENDERERS["full"](check(run, CheckOptions()), style)
-    return f"$ rolloutdoctor check {one.file}     # {one.words}\n{report}\n"
+    return f"$ rolloutdoctor check {demo.file}     # {demo.words}\n{report}\n"
 
 
 def _copy(wanted: dict[str, Demo], target: Path) -> None:
@@ -95,7 +95,7 @@ def _copy(wanted: dict[str, Demo], target: Path) -> None:
     Raises:
         UsageError: if a file is there, or the folder cannot be written.
     """
-    names = [file for one in wanted.values() for file in (one.file, *one.beside)]
+    names = [file for demo in wanted.values() for file in (demo.file, *demo.beside)]
     there = [file for file in names if (target / file).exists()]
     if there:
         raise UsageError(f"{target / there[0]} is there already: name another folder")

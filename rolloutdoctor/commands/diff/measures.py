@@ -69,8 +69,8 @@ def quantities(steps: pl.Expr) -> dict[str, tuple[pl.Expr, str]]:
     """
     col = pl.col
 
-    def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
-        return pl.when((whole != 0) & (part / whole).is_finite()).then(part / whole)
+    def ratio(part: pl.Expr, total: pl.Expr) -> pl.Expr:
+        return pl.when((total != 0) & (part / total).is_finite()).then(part / total)
 
     def compared(name: str) -> pl.Expr:
         return pl.when(col("compared") > 0).then(name)
@@ -126,9 +126,9 @@ def measures(lines: pl.DataFrame, steps: float | None = None) -> list[dict[str, 
         steps: what losses are divided by; None: each line's own steps.
     """
     asked = quantities(pl.col("steps") if steps is None else pl.lit(steps))
-    found = lines.select(**{name: value for name, (value, _) in asked.items()})
+    table = lines.select(**{name: value for name, (value, _) in asked.items()})
     units = {name: unit for name, (_, unit) in asked.items()}
-    return [{name: Measure(value, units[name]) for name, value in line.items()} for line in found.to_dicts()]
+    return [{name: Measure(value, units[name]) for name, value in line.items()} for line in table.to_dicts()]
 
 
 def differs(line: Totals) -> bool:
@@ -138,6 +138,6 @@ def differs(line: Totals) -> bool:
     return moved or any(line[name] > 0 for name in ("shifted", "drifted", "versus_l1", "rescaled"))
 
 
-def is_other(one: float, other: float) -> bool:
+def is_other(left: float, right: float) -> bool:
     """True if two numbers differ; NaN is the same as NaN."""
-    return one != other and not (one != one and other != other)
+    return left != right and not (left != left and right != right)

@@ -79,13 +79,13 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
     sides = sides_of(run, configured, options)
     _, notes = columns_of(run, ready.metrics, configured, sides, options.fixes)
     how = {"measured": False, "lenient": False}
-    _, (seen,) = gather(ready, sides_in, *asked_of(options), progress=progress, executor=executor, **how)
-    read, left = seen.input, seen.table("left")
+    _, (gathered,) = gather(ready, sides_in, *asked_of(options), progress=progress, executor=executor, **how)
+    read, left = gathered.input, gathered.table("left")
     if not read.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
     if options.without.names and left.is_empty() and not options.without.rows:
         raise UsageError("no row with a gradient has such a name; --without takes SAMPLE or STEP/GROUP/SAMPLE")
-    notes += seen.notes()
+    notes += gathered.notes()
     others = run.rows - read.rows
     if options.steps is None and others > 0:
         other = "evaluation" if options.split == TRAIN else "training"
@@ -98,14 +98,14 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
         notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
     labels = [label for label in (*sides, *apart_of(configured, options)) if label != AS_CONFIGURED]
     has_joint = len(labels) > 1 and not options.all_fixes
-    effects = [_effect(seen, label, options.by, joint=has_joint and not at) for at, label in enumerate(labels)]
+    effects = [_effect(gathered, label, options.by, joint=has_joint and not at) for at, label in enumerate(labels)]
     if options.all_fixes:
         effects.sort(key=by_size)
     if options.without:
         remarks = *_carried(effects[0], left, options.without), *effects[0].remarks
         effects[0] = replace(effects[0], remarks=remarks)
     if options.top:
-        effects[0] = replace(effects[0], groups=moved_groups(seen.table("moved")))
+        effects[0] = replace(effects[0], groups=moved_groups(gathered.table("moved")))
     return Comparison(
         version=__version__,
         device=find_device(options.device).type,
@@ -117,7 +117,7 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
         by=options.by,
         effects=tuple(effects),
         notes=(*run.notes.sentences, *notes),
-        advantages=seen.advantages,
+        advantages=gathered.advantages,
         untried=untried,
     )
 
@@ -143,10 +143,10 @@ def _refuse_contradictions(options: DiffOptions) -> None:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
 
 
-def _effect(seen: Sides, side: str, by: str | None, *, joint: bool) -> Effect:
+def _effect(sides: Sides, side: str, by: str | None, *, joint: bool) -> Effect:
     """Query what a changed side makes of the run."""
-    lines = seen.table("steps").filter(side=side).sort("step", "split")
-    metrics = seen.table("metrics").filter(side=side).sort("step", "split", maintain_order=True)
+    lines = sides.table("steps").filter(side=side).sort("step", "split")
+    metrics = sides.table("metrics").filter(side=side).sort("step", "split", maintain_order=True)
     (total,) = lines.select(**totals()).to_dicts()
     pairs: dict[StepKey, dict[str, Pair]] = {}
     names: dict[str, list[Pair]] = {}
@@ -161,14 +161,14 @@ def _effect(seen: Sides, side: str, by: str | None, *, joint: bool) -> Effect:
     )
     parts: tuple[Slice, ...] = per_step if by == "step" else ()
     if by is not None and by != "step":
-        parts = tuple(part_slices(by, seen.table("parts").filter(side=side), total["steps"]))
-    whole = measures(lines.select(**totals()))[0]
+        parts = tuple(part_slices(by, sides.table("parts").filter(side=side), total["steps"]))
+    run_total = measures(lines.select(**totals()))[0]
     return Effect(
         label=side,
         joint=joint,
         differs=differs(total) or moved,
-        total=whole | _of_kl_only(side, whole),
-        metrics={name: _mean(own) for name, own in names.items()},
+        total=run_total | _of_kl_only(side, run_total),
+        metrics={name: _mean(frame) for name, frame in names.items()},
         per_step=per_step,
         parts=parts,
         moved_by=BY_GRADIENT if total["steps"] else BY_ADVANTAGE,
@@ -186,12 +186,12 @@ def part_slices(by: str, lines: pl.DataFrame, steps: float) -> Iterator[Slice]:
     """Yield the parts in order; losses are divided by `steps`, so that they add up to the run's."""
     lines = lines.sort("step", "split")
     if by == "group":
-        found = lines.with_columns(pl.col("group_id").fill_null("")).sort("step", "split", "group_id")
-        names = found.select("step", "split", "group_id").to_dicts()
-        yield from map(Slice, names, measures(found, steps))
+        slices = lines.with_columns(pl.col("group_id").fill_null("")).sort("step", "split", "group_id")
+        names = slices.select("step", "split", "group_id").to_dicts()
+        yield from map(Slice, names, measures(slices, steps))
         return
-    found = labelled(by, lines).group_by("bin", "label").agg(**totals()).sort("bin", nulls_last=True)
-    for label, numbers in zip(found["label"], measures(found, steps), strict=True):
+    slices = labelled(by, lines).group_by("bin", "label").agg(**totals()).sort("bin", nulls_last=True)
+    for label, numbers in zip(slices["label"], measures(slices, steps), strict=True):
         # A group lies in several parts, so that none is its own.
         yield Slice({by: label}, {name: value for name, value in numbers.items() if "groups" not in name})
 
@@ -199,9 +199,9 @@ def part_slices(by: str, lines: pl.DataFrame, steps: float) -> Iterator[Slice]:
 def _carried(effect: Effect, left: pl.DataFrame, without: LeftOut) -> Iterator[str]:
     """Say how much of the step was left out, and what the rest of it keeps."""
     total = effect.total
-    one, other = total["grad_l2_before"].value, total["grad_l2_after"].value
-    if one and other is not None and not without.afresh:
-        share = percent(1 - (other / one) ** 2)
+    before, after = total["grad_l2_before"].value, total["grad_l2_after"].value
+    if before and after is not None and not without.afresh:
+        share = percent(1 - (after / before) ** 2)
         yield f"what is left out carries {share} of the squared log-prob gradient (L2)"
     names = left.sort("step", maintain_order=True)["name"].to_list()
     more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
@@ -216,7 +216,7 @@ def _carried(effect: Effect, left: pl.DataFrame, without: LeftOut) -> Iterator[s
 
 def _mean(pairs: Sequence[Pair]) -> Pair:
     """Mean over the steps where both sides have a finite value."""
-    known = [
+    finite_pairs = [
         (pair.before, pair.after)
         for pair in pairs
         if pair.before is not None
@@ -224,17 +224,17 @@ def _mean(pairs: Sequence[Pair]) -> Pair:
         and math.isfinite(pair.before)
         and math.isfinite(pair.after)
     ]
-    if not known:
+    if not finite_pairs:
         return Pair(None, None)
-    return Pair(mean([one for one, _ in known]), mean([other for _, other in known]))
+    return Pair(mean([before for before, _ in finite_pairs]), mean([other for _, other in finite_pairs]))
 
 
 def _whole_steps(lines: pl.DataFrame) -> Iterator[str]:
     """Say in how many steps the change takes all of the gradient."""
     gradient = pl.col("grad_l1")
-    whole = lines.filter(gradient > 0, pl.col("versus_l1") >= (1 - _ALL) * gradient, pl.col("grad_l1_after") == 0)
-    if len(whole):
-        yield f"in {len(whole):,} of {counted(len(lines), 'step')} the fix removes the whole gradient"
+    emptied = lines.filter(gradient > 0, pl.col("versus_l1") >= (1 - _ALL) * gradient, pl.col("grad_l1_after") == 0)
+    if len(emptied):
+        yield f"in {len(emptied):,} of {counted(len(lines), 'step')} the fix removes the whole gradient"
 
 
 def _remarks(total: Totals, metrics_moved: bool) -> Iterator[str]:

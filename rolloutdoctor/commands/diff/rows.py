@@ -74,9 +74,9 @@ def side_rows(
             # Some scopes depend on the other rows of the step.
             columns["same_scope"] = torch.cat([_same_scope(*pair) for pair in each])
     frame = pl.DataFrame([pl.Series(name, x_N.cpu().numpy()) for name, x_N in columns.items()])
-    names = [_names(one.batch) for one, _ in each] if named else []
+    names = [_names(before.batch) for before, _ in each] if named else []
     return frame.with_columns(side=pl.lit(side), split=pl.lit(batch.split)).with_columns(
-        pl.Series(name, [name_n for own in names for name_n in own[name]], pl.String)
+        pl.Series(name, [name_n for step_names in names for name_n in step_names[name]], pl.String)
         for name in (names[0] if names else ())
     )
 
@@ -92,18 +92,18 @@ def _names(batch: RolloutBatch) -> dict[str, list[str | None]]:
 
 def _losses(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
     """Shares of the rows in loss and gradient, and the weights of their tokens; nothing where there is no loss."""
-    one, other = before.tokens, after.tokens
-    if one is None or other is None or before.rows is None or before.rows.length_N is None:
+    tokens, tokens_after = before.tokens, after.tokens
+    if tokens is None or tokens_after is None or before.rows is None or before.rows.length_N is None:
         return {}
     length_N = before.rows.length_N.long()
-    found = {
+    columns = {
         "tokens": length_N,
         "tokens_after": length_N,
-        "versus_l1": other.versus_l1_N,
-        "versus_dot": other.versus_dot_N,
+        "versus_l1": tokens_after.versus_l1_N,
+        "versus_dot": tokens_after.versus_dot_N,
     }
-    for end, x in (("", one), ("_after", other)):
-        found |= {
+    for end, x in (("", tokens), ("_after", tokens_after)):
+        columns |= {
             f"policy_loss{end}": x.policy_N * x.policy_weight_N,
             f"kl_loss{end}": x.kl_loss_N * x.weight_N,
             f"kl{end}": x.kl_N,
@@ -112,7 +112,7 @@ def _losses(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
             f"weight{end}": x.weight_N,
             f"policy_weight{end}": x.policy_weight_N,
         }
-    return found
+    return columns
 
 
 def _same_scope(before: Evaluation, after: Evaluation) -> Tensor:
@@ -129,14 +129,14 @@ def _advantages(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
 
     Of an estimator with a time axis they are means over the trained tokens.
     """
-    one, other = before.rows, after.rows
-    assert one is not None
-    assert other is not None
-    if one.advantage_N is not None and other.advantage_N is not None:
-        gap_N = (one.advantage_N - other.advantage_N).abs()
-        return {"advantage": one.advantage_N, "advantage_after": other.advantage_N, "advantage_gap": gap_N}
+    rows_before, rows_after = before.rows, after.rows
+    assert rows_before is not None
+    assert rows_after is not None
+    if rows_before.advantage_N is not None and rows_after.advantage_N is not None:
+        gap_N = (rows_before.advantage_N - rows_after.advantage_N).abs()
+        return {"advantage": rows_before.advantage_N, "advantage_after": rows_after.advantage_N, "advantage_gap": gap_N}
     mask_T, rows = before.batch.column("response_mask"), before.batch.rows
-    one_T, other_T = _per_token(one, rows), _per_token(other, rows)
+    one_T, other_T = _per_token(rows_before, rows), _per_token(rows_after, rows)
 
     def mean(x_T: Tensor) -> Tensor:
         return seg.total(torch.where(mask_T, x_T, 0.0), rows) / seg.total(mask_T, rows).clamp(min=1)
@@ -159,9 +159,9 @@ def with_changes(rows: pl.DataFrame) -> pl.DataFrame:
     `drifted` has another baseline and `drift` its size; `same` keeps advantage and scopes, and of these `rescaled`
     has tokens of another weight in the loss, `weight_ratio` times.
     """
-    live, one, other = pl.col("live"), pl.col("advantage"), pl.col("advantage_after")
+    live, advantage, advantage_after = pl.col("live"), pl.col("advantage"), pl.col("advantage_after")
     gap, drift = pl.col("advantage_gap"), (pl.col("baseline") - pl.col("baseline_after")).abs()
-    undefined = (live & (one.is_nan() != other.is_nan())).fill_null(value=False)
+    undefined = (live & (advantage.is_nan() != advantage_after.is_nan())).fill_null(value=False)
     weights = [pl.col(name) for name in ("weight", "weight_after", "policy_weight", "policy_weight_after")]
     ratio = pl.col("policy_weight_after") / pl.col("policy_weight")
     of_kl = pl.col("weight_after") / pl.col("weight")
@@ -174,7 +174,7 @@ def with_changes(rows: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(
             shift=pl.when(pl.col("shifted") & ~pl.col("undefined")).then(gap).otherwise(0.0),
-            flips=pl.col("shifted") & (one * other < 0),
+            flips=pl.col("shifted") & (advantage * advantage_after < 0),
             drift=pl.when("drifted").then(drift).otherwise(0.0),
             same=pl.all_horizontal(live, ~pl.col("shifted"), "same_scope", *(each > 0 for each in weights)).fill_null(
                 value=False

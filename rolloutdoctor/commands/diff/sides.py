@@ -71,8 +71,8 @@ def asked_of(options: DiffOptions) -> Sequence[object]:
 
 def sides_in(ready: PreparedRun, fixes: Sequence[str], *asked: object) -> "tuple[Sides]":
     """Return what gathers the sides of a run; see `gather` and `asked_of`."""
-    given: dict[str, Any] = dict(zip(_ASKED, asked, strict=True))
-    options = DiffOptions(**ready.options.reading, fixes=tuple(map(choose, fixes)), **given)
+    settings: dict[str, Any] = dict(zip(_ASKED, asked, strict=True))
+    options = DiffOptions(**ready.options.reading, fixes=tuple(map(choose, fixes)), **settings)
     configured = need_trainer(ready.configured, ready.run)
     sides = sides_of(ready.run, configured, options)
     columns, _ = columns_of(ready.run, ready.metrics, configured, sides, options.fixes)
@@ -92,7 +92,7 @@ def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str
         other = need_trainer(configure(run.metadata, options.trainer, [layer, *options.layers]), run)
         # A loss that one side does not have is compared with none.
         unknown = base.unknown_loss or other.objective.unknown_loss
-        base, changed = (replace(one, unknown_loss=unknown) for one in (base, compared(other.objective, fixes)))
+        base, changed = (replace(side, unknown_loss=unknown) for side in (base, compared(other.objective, fixes)))
         alone[", ".join(f"{key}={value}" for key, value in layer.values.items())] = changed
     for fix in fixes:
         changed = changed if options.all_fixes else fix.apply(changed)
@@ -105,12 +105,12 @@ def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str
 
 def apart_of(configured: Configured, options: DiffOptions) -> dict[str, dict[str, Objective]]:
     """Of every fix those that are compared with another evaluation than the run as configured, and what with what."""
-    found = {}
+    objectives = {}
     for fix in options.fixes if options.all_fixes else ():
         if fix.fix.of_rounding:
             base = compared(configured.objective, [fix])
-            found[fix.label] = {AS_CONFIGURED: base, fix.label: fix.apply(base)}
-    return found
+            objectives[fix.label] = {AS_CONFIGURED: base, fix.label: fix.apply(base)}
+    return objectives
 
 
 def columns_of(
@@ -236,15 +236,15 @@ class Sides(Gatherer):
             self._figure.add(step)
         return True
 
-    def _compare(self, steps: Sequence[EvaluatedStep], whole: Mapping[str, Evaluation]) -> None:
-        """Take in all sides of a step, or of several whose evaluations as one batch are `whole`."""
+    def _compare(self, steps: Sequence[EvaluatedStep], joined: Mapping[str, Evaluation]) -> None:
+        """Take in all sides of a step, or of several whose evaluations as one batch are `joined`."""
         each = [step.evaluations for step in steps]
-        before = [_metrics(self._configured, found[AS_CONFIGURED]) for found in each]
+        before = [_metrics(self._configured, evaluations[AS_CONFIGURED]) for evaluations in each]
         for side in self._sides:
-            self._add_side(side, whole, each, before)
+            self._add_side(side, joined, each, before)
         for side, objectives in self._apart.items():
-            for own, one in self._evaluated_apart(steps, objectives):
-                self._add_side(side, one, own, [_metrics(self._configured, found[AS_CONFIGURED]) for found in own])
+            for parts, apart in self._evaluated_apart(steps, objectives):
+                self._add_side(side, apart, parts, [_metrics(self._configured, part[AS_CONFIGURED]) for part in parts])
 
     def _evaluated_apart(
         self, steps: Sequence[EvaluatedStep], objectives: Mapping[str, Objective]
@@ -256,19 +256,19 @@ class Sides(Gatherer):
             yield shared.each, shared.joined
             return
         for step in steps:
-            found = evaluate_all(step.batch, objectives, dtype=dtype, logged=step.logged)
-            yield [found], found
+            evaluations = evaluate_all(step.batch, objectives, dtype=dtype, logged=step.logged)
+            yield [evaluations], evaluations
 
     def _add_side(
         self,
         side: str,
-        whole: Mapping[str, Evaluation],
+        joined: Mapping[str, Evaluation],
         each: Sequence[Mapping[str, Evaluation]],
         before: Sequence[Mapping[str, float]],
     ) -> None:
         """Take in the rows and metrics of a changed side."""
-        pairs = [(found[AS_CONFIGURED], found[side]) for found in each]
-        self._rows.append(side_rows(side, whole[AS_CONFIGURED], whole[side], pairs, by=self._part, named=self._named))
+        pairs = [(evaluations[AS_CONFIGURED], evaluations[side]) for evaluations in each]
+        self._rows.append(side_rows(side, joined[AS_CONFIGURED], joined[side], pairs, by=self._part, named=self._named))
         for metrics, (_, after) in zip(before, pairs, strict=True):
             self._add_metrics(side, metrics, after)
 
@@ -280,9 +280,9 @@ class Sides(Gatherer):
     def _leave_out(self, step: EvaluatedStep) -> None:
         """Take in a step with and without what is left out."""
         (side,), batch = self._sides, step.batch
-        found, left = step.evaluations[AS_CONFIGURED], self._options.without
-        before = _metrics(self._configured, found)
-        rows, after, shares, names = rows_without(side, found, left, step.logged, by=self._part, named=self._named)
+        evaluation, left = step.evaluations[AS_CONFIGURED], self._options.without
+        before = _metrics(self._configured, evaluation)
+        rows, after, shares, names = rows_without(side, evaluation, left, step.logged, by=self._part, named=self._named)
         self._rows.append(rows)
         self._metrics += [(side, *batch.key, name, *ends) for name, ends in shares.items()]
         if after is not None:
@@ -302,8 +302,8 @@ class Sides(Gatherer):
         if self._by:
             self.keep("parts", step_totals(rows, self._by))
         if self._options.top:
-            found = most_moved(with_changes(rows.filter(side=self._sides[0])), self._options.top)
-            self._tables["moved"] = [self._most_moved(pl.concat([*self._tables["moved"], found], how="diagonal"))]
+            moved = most_moved(with_changes(rows.filter(side=self._sides[0])), self._options.top)
+            self._tables["moved"] = [self._most_moved(pl.concat([*self._tables["moved"], moved], how="diagonal"))]
 
     def _most_moved(self, rows: pl.DataFrame) -> pl.DataFrame:
         return most_moved(rows, self._options.top).select(no_groups().columns)
@@ -336,9 +336,9 @@ class Sides(Gatherer):
     @property
     def input(self) -> InputSummary:
         """What was read."""
-        seen = self.table("seen")
-        rows, groups, tokens = seen.select(pl.sum("rows", "groups", "tokens")).row(0)
-        return InputSummary(rows, len(seen), groups, tokens)
+        sizes = self.table("seen")
+        rows, groups, tokens = sizes.select(pl.sum("rows", "groups", "tokens")).row(0)
+        return InputSummary(rows, len(sizes), groups, tokens)
 
     def notes(self) -> list[str]:
         """Return the steps that could not be evaluated, with the reason, and the groups that are one to the trainer."""

@@ -31,7 +31,7 @@ def concise(result: Comparison, style: Style) -> str:
         )
         line += f", loss {words.number(total['loss_before'].value)} -> {words.number(total['loss_after'].value)}"
         lines.append(f"{line}, gradient {words.gradient(total) or 'n/a'}" if effect.differs else f"{line}, no change")
-    lines += [f"{plain(one.label, 120)}: not compared: {plain(one.why, 400)}" for one in result.untried or ()]
+    lines += [f"{plain(fix.label, 120)}: not compared: {plain(fix.why, 400)}" for fix in result.untried or ()]
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +93,7 @@ def _basis(result: Comparison, style: Style) -> Iterator[RenderableType]:
     if style.verbose:
         yield from configuration(result)
     else:
-        yield from (hanging(Text(title), Text(said), _MARGIN) for title, said in assumptions(result))
+        yield from (hanging(Text(title), Text(words), _MARGIN) for title, words in assumptions(result))
 
 
 def _title(title: str, style: Style) -> Text:
@@ -102,13 +102,13 @@ def _title(title: str, style: Style) -> Text:
 
 def _effect(effect: Effect) -> Iterator[RenderableType]:
     total = effect.total
-    said = [
+    sentences = [
         ("advantages", words.advantages(total)),
         ("baselines", words.baselines(total)),
         ("gradient", words.gradient(total)),
         *(("others", remark) for remark in effect.remarks),
     ]
-    for name, sentence in said:
+    for name, sentence in sentences:
         if sentence:
             yield hanging(Text(name), Text(sentence), _MARGIN)
     yield ""

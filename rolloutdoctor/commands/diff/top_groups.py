@@ -48,8 +48,8 @@ def with_texts(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
 
 def moved_groups(rows: pl.DataFrame) -> tuple[MovedGroup, ...]:
     """Return the groups of `most_moved`, with what texts their rows have."""
-    found = []
-    for (step, split, name), own in rows.group_by(_GROUP, maintain_order=True):
+    groups = []
+    for (step, split, name), members in rows.group_by(_GROUP, maintain_order=True):
         moved_rows = [
             MovedRow(
                 sample_id=line["sample_id"],
@@ -59,10 +59,10 @@ def moved_groups(rows: pl.DataFrame) -> tuple[MovedGroup, ...]:
                 response=line["response"],
                 gradient=Pair(line["grad_l1"], line["grad_l1_after"]),
             )
-            for line in own.iter_rows(named=True)
+            for line in members.iter_rows(named=True)
         ]
-        found.append(MovedGroup(step, split, name, own["group_moved"][0], own["size"][0], tuple(moved_rows)))
-    return tuple(found)
+        groups.append(MovedGroup(step, split, name, members["group_moved"][0], members["size"][0], tuple(moved_rows)))
+    return tuple(groups)
 
 
 def _words(cell: object) -> str | None:

@@ -69,22 +69,22 @@ def names_of(batch: RolloutBatch, row: int) -> tuple[str, str]:
     return sample, f"{batch.step}/{group}/{sample}"
 
 
-def read_names(given: tuple[str, ...]) -> tuple[str, ...]:
+def read_names(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return names of rows: a word, several of them separated by commas, or a file with one on each line.
 
     Raises:
         UsageError: if a file cannot be read.
     """
-    found: set[str] = set()
-    for word in given:
+    names: set[str] = set()
+    for word in words:
         if Path(word).is_file():
             text = read_small(
                 word, name=f"--without {word}", expected="give a file with the name of a row on each line"
             )
-            found |= {line.strip() for line in text.splitlines()}
+            names |= {line.strip() for line in text.splitlines()}
         else:
-            found |= {name.strip() for name in word.split(",")}
-    return tuple(sorted(found - {""}))
+            names |= {name.strip() for name in word.split(",")}
+    return tuple(sorted(names - {""}))
 
 
 def rows_without(
@@ -110,18 +110,18 @@ def rows_without(
     frame = side_rows(side, before, before, by=by, named=named)
     if before.tokens is None or before.per_token is None or before.rows is None:
         return frame, None, {}, []
-    batch, kept, tokens = before.batch, before.per_token, before.tokens
+    batch, terms, tokens = before.batch, before.per_token, before.tokens
     rows_N, tokens_T = left.chosen(batch, before)
     out_T = seg.expand(rows_N, batch.rows) | tokens_T
     after: Evaluation | None = None
-    grad_T, kl_T, loss_T = (torch.where(out_T, 0.0, x_T.double()) for x_T in (kept.grad_T, kept.kl_T, kept.loss_T))
+    grad_T, kl_T, loss_T = (torch.where(out_T, 0.0, x_T.double()) for x_T in (terms.grad_T, terms.kl_T, terms.loss_T))
     if left.afresh:
         reduced = without(batch, rows_N, tokens_T)
         after = evaluate(reduced, before.objective, dtype=before.dtype, per_token=True, logged=logged)
         grad_T, values = _afresh(before, after, rows_N)
     else:
         values = _kept(tokens, rows_N, *(seg.total(x_T, batch.rows) for x_T in (out_T, kl_T, loss_T)))
-    before_T = kept.grad_T.double()
+    before_T = terms.grad_T.double()
     values |= {
         "grad_l1_after": seg.total(grad_T.abs(), batch.rows),
         "grad_sq_after": seg.total(grad_T.square(), batch.rows),
@@ -188,12 +188,12 @@ def _kept(tokens: TokenSums, left_out_N: Tensor, out_N: Tensor, kl_N: Tensor, lo
     }
 
 
-def _clipped(found: Evaluation, out_T: Tensor | None = None) -> float:
+def _clipped(before: Evaluation, out_T: Tensor | None = None) -> float:
     """Share of the trained tokens, but for those left out, whose ratio is clipped."""
-    kept, rule, mask_T = found.per_token, found.objective.surrogate, found.batch.column("response_mask")
-    assert kept is not None
+    terms, rule, mask_T = before.per_token, before.objective.surrogate, before.batch.column("response_mask")
+    assert terms is not None
     if out_T is not None:
         mask_T = mask_T & ~out_T
-    high_T = (kept.advantage_T > 0) & (kept.ratio_T > 1 + rule.clip_high)
-    low_T = (kept.advantage_T < 0) & (kept.ratio_T < 1 - rule.clip_low)
+    high_T = (terms.advantage_T > 0) & (terms.ratio_T > 1 + rule.clip_high)
+    low_T = (terms.advantage_T < 0) & (terms.ratio_T < 1 - rule.clip_low)
     return float(((high_T | low_T) & mask_T).sum() / mask_T.sum().clamp(min=1))

@@ -106,19 +106,19 @@ def verdict(effect: Effect) -> str:
         same = "the same advantages, and no loss to compare"
     if not effect.differs:
         return f"{start} nothing changes: {same}."
-    said = []
+    phrases = []
     if total["changed_rows"].value:
         flips = f" ({shown(total['sign_flips'])} flip sign)" if total["sign_flips"].value else ""
-        said.append(f"{shown(total['changed_rows'])} of {shown(total['unmasked_rows'])} advantages change{flips}")
+        phrases.append(f"{shown(total['changed_rows'])} of {shown(total['unmasked_rows'])} advantages change{flips}")
     share = total["spurious_share_l1"].value
     if share:
-        said.append(f"{shown(total['spurious_share_l1'])} of the log-prob gradient differs")
+        phrases.append(f"{shown(total['spurious_share_l1'])} of the log-prob gradient differs")
     before, after = total["loss_before"].value, total["loss_after"].value
     if before != after and before is not None and after is not None:
-        said.append(f"the mean loss goes from {number(before)} to {number(after)}")
-    if not said:
+        phrases.append(f"the mean loss goes from {number(before)} to {number(after)}")
+    if not phrases:
         return f"{start} only logged metrics change: {same}."
-    return f"{start} {', '.join(said[:-1])}{' and ' if said[1:] else ''}{said[-1]}."
+    return f"{start} {', '.join(phrases[:-1])}{' and ' if phrases[1:] else ''}{phrases[-1]}."
 
 
 def baselines(total: Mapping[str, Measure]) -> str:
@@ -148,11 +148,11 @@ def most_changed(parts: Sequence[Slice], keep: int) -> tuple[Sequence[Slice], in
         return parts, 0
 
     def weight(place: int) -> float:
-        found = parts[place].measures
-        share, whole = found["spurious_share_l1"].value, found["grad_l1_before"].value
-        if share is None or whole is None:
-            return float(found["changed_rows"].value or 0)
-        return share * whole if math.isfinite(share * whole) else math.inf
+        measures = parts[place].measures
+        share, gradient = measures["spurious_share_l1"].value, measures["grad_l1_before"].value
+        if share is None or gradient is None:
+            return float(measures["changed_rows"].value or 0)
+        return share * gradient if math.isfinite(share * gradient) else math.inf
 
     chosen = sorted(range(len(parts)), key=lambda place: (-weight(place), place))[:keep]
     return [parts[place] for place in sorted(chosen)], len(parts) - keep
@@ -207,22 +207,22 @@ def every_remark(result: Comparison) -> Iterator[tuple[str, str]]:
     for effect in filter(attrgetter("differs"), result.effects):
         moved = {name: pair for name, pair in effect.metrics.items() if pair.before != pair.after}
         most = sorted(moved, key=lambda name: -_relative(moved[name]))[:_MOST_METRICS]
-        said = [
+        remarks = [
             f"{plain(name, 40)} {number(moved[name].before)} to {number(moved[name].after)} "
             f"({change(moved[name].before, moved[name].after, effect.nearly_zero(name)) or 'not defined on one side'})"
             for name in most
         ]
-        if said:
-            more = f", and {len(moved) - len(said):,} more" if len(moved) > len(said) else ""
-            yield "metrics", f"{plain(effect.label, 40)}: {', '.join(said)}{more}"
+        if remarks:
+            more = f", and {len(moved) - len(remarks):,} more" if len(moved) > len(remarks) else ""
+            yield "metrics", f"{plain(effect.label, 40)}: {', '.join(remarks)}{more}"
     same = [plain(effect.label, 40) for effect in result.effects if not effect.differs]
     if same:
         yield "no change", ", ".join(same)
     for word, applies in (("no column", True), ("n/a", False)):
         reasons: dict[str, list[str]] = {}
-        for one in result.untried or ():
-            if one.applies is applies:
-                reasons.setdefault(one.why, []).append(one.label)
+        for fix in result.untried or ():
+            if fix.applies is applies:
+                reasons.setdefault(fix.why, []).append(fix.label)
         yield from ((word, f"{', '.join(labels)}: {why}") for why, labels in reasons.items())
 
 

@@ -85,15 +85,15 @@ def explained(words: Sequence[str], *, verbose: bool = False) -> str:
     """
     kind, name = _split(words)
     if kind is None:
-        return "\n\n".join(one.page(each, verbose=verbose) for one, each in _found(name)) if name else everything()
+        return "\n\n".join(doc.page(each, verbose=verbose) for doc, each in _found(name)) if name else everything()
     if kind == SCHEMAS:
         return schemas.listing(name or None)
-    one = KINDS[kind]
+    doc = KINDS[kind]
     if not name:
-        return one.listing(verbose=verbose)
-    if not one.is_known(name) and kind in _PARTS:
+        return doc.listing(verbose=verbose)
+    if not doc.is_known(name) and kind in _PARTS:
         return _PARTS[kind].listing_of(name)
-    return one.page(_of_kind(kind, name), verbose=verbose)
+    return doc.page(_of_kind(kind, name), verbose=verbose)
 
 
 def bodies(words: Sequence[str]) -> object:
@@ -105,17 +105,17 @@ def bodies(words: Sequence[str]) -> object:
     kind, name = _split(words)
     if kind is None:
         if not name:
-            return [{"kind": each, "name": line, "words": said} for each, line, said in _entries()]
-        found = [one.body(each) for one, each in _found(name)]
-        return found[0] if len(found) == 1 else found
+            return [{"kind": each, "name": line, "words": words} for each, line, words in _entries()]
+        pages = [doc.body(each) for doc, each in _found(name)]
+        return pages[0] if len(pages) == 1 else pages
     if kind == SCHEMAS:
         raise UsageError("a schema is JSON already: leave --format out")
-    one = KINDS[kind]
+    doc = KINDS[kind]
     if not name:
-        return one.bodies()
-    if not one.is_known(name) and kind in _PARTS:
+        return doc.bodies()
+    if not doc.is_known(name) and kind in _PARTS:
         return _PARTS[kind].bodies_of(name)
-    found_one = one.body(_of_kind(kind, name))
+    found_one = doc.body(_of_kind(kind, name))
     return [found_one] if kind == words[0] == "trainers" else found_one
 
 
@@ -142,14 +142,14 @@ def _of_kind(kind: str, name: str) -> str:
     Raises:
         UsageError: if there is none.
     """
-    one = KINDS[kind]
-    if one.is_known(name):
+    doc = KINDS[kind]
+    if doc.is_known(name):
         return name
-    return _begun(name, one.lines()) or _fail(name, list(one.lines()), f"no {_word(kind)} {name!r}", f"explain {kind}")
+    return _begun(name, doc.lines()) or _fail(name, list(doc.lines()), f"no {_word(kind)} {name!r}", f"explain {kind}")
 
 
 def _word(kind: str) -> str:
-    return next(one for one, every in _ONE.items() if every == kind)
+    return next(singular for singular, every in _ONE.items() if every == kind)
 
 
 def _found(name: str) -> list[tuple[Kind, str]]:
@@ -161,9 +161,9 @@ def _found(name: str) -> list[tuple[Kind, str]]:
     if _CODE.fullmatch(name):
         codes = [code for code in rules.codes() if code.startswith(name.upper())]
         return [(rules, codes[0])] if len(codes) == 1 else [(rules, name.upper())] if codes else _none(name)
-    light = {kind: one for kind, one in KINDS.items() if kind != "causes"}
-    if found := [(one, name) for one in light.values() if one.is_known(name)]:
-        return found
+    light = {kind: doc for kind, doc in KINDS.items() if kind != "causes"}
+    if entries := [(doc, name) for doc in light.values() if doc.is_known(name)]:
+        return entries
     if causes.is_known(name):
         return [(causes, name)]
     for begins, names in ((rules, rules.names()), (fixes, fixes.names()), (causes, list(causes.lines()))):
@@ -173,47 +173,47 @@ def _found(name: str) -> list[tuple[Kind, str]]:
 
 
 def _none(name: str) -> "list[tuple[Kind, str]]":
-    known = [*rules.names(), *metrics.names(), *options.lines(), *terms.words()]
-    known += [each for kind in ("fixes", "trainers", "columns", "causes") for each in KINDS[kind].lines()]
-    _fail(name, known, f"nothing is called {name!r}", "explain")
+    names = [*rules.names(), *metrics.names(), *options.lines(), *terms.words()]
+    names += [each for kind in ("fixes", "trainers", "columns", "causes") for each in KINDS[kind].lines()]
+    _fail(name, names, f"nothing is called {name!r}", "explain")
     return []
 
 
-def _begun(name: str, known: "Iterator[str] | Mapping[str, str] | Sequence[str]") -> str | None:
+def _begun(name: str, names: "Iterator[str] | Mapping[str, str] | Sequence[str]") -> str | None:
     """Return the only name that begins so; None where none does.
 
     Raises:
         UsageError: if several do.
     """
-    found = [each for each in known if each.startswith(name.lower())]
-    if len(found) > 1:
-        more = f" and {len(found) - NEAREST} more" if len(found) > NEAREST else ""
-        raise UsageError(f"{name!r} is the beginning of {', '.join(found[:NEAREST])}{more}; write more of one")
-    return found[0] if found else None
+    matches = [each for each in names if each.startswith(name.lower())]
+    if len(matches) > 1:
+        more = f" and {len(matches) - NEAREST} more" if len(matches) > NEAREST else ""
+        raise UsageError(f"{name!r} is the beginning of {', '.join(matches[:NEAREST])}{more}; write more of one")
+    return matches[0] if matches else None
 
 
-def _fail(name: str, known: Sequence[str], said: str, listing: str) -> str:
+def _fail(name: str, names: Sequence[str], message: str, listing: str) -> str:
     """Refuse a name, with the nearest ones.
 
     Raises:
         UsageError: always.
     """
-    by_lower = {each.lower(): each for each in reversed(known)}
+    by_lower = {each.lower(): each for each in reversed(names)}
     close = [by_lower[each] for each in get_close_matches(name.lower(), by_lower, n=NEAREST, cutoff=0.6)]
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise UsageError(f"{said}{meant} (`rolloutdoctor {listing}` lists what there is)")
+    raise UsageError(f"{message}{meant} (`rolloutdoctor {listing}` lists what there is)")
 
 
 def everything() -> str:
     """List everything, a line each, by kind, and no more of a kind than a screen."""
-    found = [hanging("", _FIRST, 0)]
+    listed = [hanging("", _FIRST, 0)]
     for head, all_of, lines in _groups():
         width = max(map(len, lines)) + 2
-        found += ["", head]
-        found += [one_line(f"  {name:<{width}}", said) for name, said in list(lines.items())[:MOST]]
+        listed += ["", head]
+        listed += [one_line(f"  {name:<{width}}", words) for name, words in list(lines.items())[:MOST]]
         if len(lines) > MOST:
-            found.append(f"  and {len(lines) - MOST} more: `rolloutdoctor explain {all_of}`")
-    return "\n".join([*found, "", hanging("", _LAST, 0)])
+            listed.append(f"  and {len(lines) - MOST} more: `rolloutdoctor explain {all_of}`")
+    return "\n".join([*listed, "", hanging("", _LAST, 0)])
 
 
 _FIRST = "`rolloutdoctor explain NAME` explains one of these; a rule, fix or cause by the beginning of its name, too."
@@ -234,5 +234,5 @@ def _groups() -> Iterator[tuple[str, str, Mapping[str, str]]]:
 def _entries() -> Iterator[tuple[str, str, str]]:
     """Yield kind, name and line of everything."""
     for kind in ("rules", *_HEADS):
-        for name, said in KINDS[kind].lines().items():
-            yield _word(kind), name.partition(" ")[0] if kind == "rules" else name, said
+        for name, words in KINDS[kind].lines().items():
+            yield _word(kind), name.partition(" ")[0] if kind == "rules" else name, words

@@ -18,12 +18,12 @@ def _every() -> "Sequence[Cause]":
     from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 
     every: tuple[Cause, ...] = (*HYPOTHESES, *FAMILIES, *BOUNDED)
-    return sorted((one for one in every if one.code != FIX_CODE), key=lambda one: one.code)
+    return sorted((cause for cause in every if cause.code != FIX_CODE), key=lambda cause: cause.code)
 
 
 def lines() -> Mapping[str, str]:
     """Return name to what the trainer did."""
-    return {one.name: one.words for one in _every()}
+    return {cause.name: cause.words for cause in _every()}
 
 
 def is_known(name: str) -> bool:
@@ -45,22 +45,22 @@ def listing_of(code: str | None) -> str:
     from rolloutdoctor.rules.table import find
 
     wanted = None if code is None else find(code).code
-    found: list[str] = []
+    listed: list[str] = []
     previous = None
-    for one in _every():
-        if wanted not in (None, one.code):
+    for cause in _every():
+        if wanted not in (None, cause.code):
             continue
-        if one.code != previous:
-            previous = one.code
-            found += ["", f"{previous} {find(one.code).name}"]
-        found += [f"  {one.name}", indented(f"{one.words}.", 4)]
-    if not found:
+        if cause.code != previous:
+            previous = cause.code
+            listed += ["", f"{previous} {find(cause.code).name}"]
+        listed += [f"  {cause.name}", indented(f"{cause.words}.", 4)]
+    if not listed:
         return f"{wanted} has no causes: it looks at the rows themselves; `rolloutdoctor explain {wanted}` explains it."
-    found += [
+    listed += [
         "",
         "Each is an edit of the objective, the rows or a metric, tested against the logged values; the fixes of",
     ]
-    return "\n".join([*found[1:], "`rolloutdoctor explain fixes` are tried first."])
+    return "\n".join([*listed[1:], "`rolloutdoctor explain fixes` are tried first."])
 
 
 def bodies() -> list[dict[str, object]]:
@@ -77,22 +77,22 @@ def bodies_of(code: str | None) -> list[dict[str, object]]:
     from rolloutdoctor.rules.table import find
 
     wanted = None if code is None else find(code).code
-    return [_body(one) for one in _every() if wanted in (None, one.code)]
+    return [_body(cause) for cause in _every() if wanted in (None, cause.code)]
 
 
 def page(name: str, *, verbose: bool = False) -> str:
     """Explain a cause."""
-    found = body(name)
-    trainers, references = found["trainers"], found["references"]
+    fields = body(name)
+    trainers, references = fields["trainers"], fields["references"]
     assert isinstance(trainers, list)
     assert isinstance(references, list)
     return "\n".join(
         [
-            f"{name} (cause that {found['code']} {found['rule']} reports)",
+            f"{name} (cause that {fields['code']} {fields['rule']} reports)",
             "",
-            titled("What", f"{found['words']}."),
-            titled("Shows in", f"logged {found['shows_in']}"),
-            titled("To do", f"{found['remedy']}."),
+            titled("What", f"{fields['words']}."),
+            titled("Shows in", f"logged {fields['shows_in']}"),
+            titled("To do", f"{fields['remedy']}."),
             titled("Trainers", ", ".join(trainers) or "none as configured by default"),
             *(f"{'':<12}{reference}" for reference in references),
         ]
@@ -101,20 +101,20 @@ def page(name: str, *, verbose: bool = False) -> str:
 
 def body(name: str) -> dict[str, object]:
     """Return a cause for programs."""
-    return next(_body(one) for one in _every() if one.name == name)
+    return next(_body(cause) for cause in _every() if cause.name == name)
 
 
-def _body(one: "Cause") -> dict[str, object]:
+def _body(cause: "Cause") -> dict[str, object]:
     from rolloutdoctor.rules.table import find
     from rolloutdoctor.trainers.table import TRAINERS
 
     return {
-        "name": one.name,
-        "code": one.code,
-        "rule": find(one.code).name,
-        "shows_in": one.stage,
-        "words": one.words,
-        "remedy": one.remedy,
-        "trainers": [trainer.name for trainer in TRAINERS.values() if one.applies(trainer.example())],
-        "references": list(one.references),
+        "name": cause.name,
+        "code": cause.code,
+        "rule": find(cause.code).name,
+        "shows_in": cause.stage,
+        "words": cause.words,
+        "remedy": cause.remedy,
+        "trainers": [trainer.name for trainer in TRAINERS.values() if cause.applies(trainer.example())],
+        "references": list(cause.references),
     }

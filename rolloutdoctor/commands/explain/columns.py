@@ -19,8 +19,8 @@ def is_known(name: str) -> bool:
 
 def listing(*, verbose: bool = False) -> str:
     """List the columns with their types."""
-    found = [hanging(f"{name:<19} ", f"{body(name)['type']}: {meaning}", 20) for name, meaning in lines().items()]
-    return "\n".join(found)
+    listed = [hanging(f"{name:<19} ", f"{body(name)['type']}: {meaning}", 20) for name, meaning in lines().items()]
+    return "\n".join(listed)
 
 
 def page(name: str, *, verbose: bool = False) -> str:
@@ -28,8 +28,8 @@ def page(name: str, *, verbose: bool = False) -> str:
     from rolloutdoctor.data.schema import BY_NAME
 
     column = BY_NAME[name]
-    found = [f"{name} (column of a run file)", "", titled("Type", column.kind.value), titled("Holds", column.meaning)]
-    return "\n".join([*found, *([titled("Read as", ", ".join(column.aliases))] if column.aliases else [])])
+    lines = [f"{name} (column of a run file)", "", titled("Type", column.kind.value), titled("Holds", column.meaning)]
+    return "\n".join([*lines, *([titled("Read as", ", ".join(column.aliases))] if column.aliases else [])])
 
 
 def body(name: str) -> dict[str, object]:

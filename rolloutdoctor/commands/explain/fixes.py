@@ -28,8 +28,8 @@ def listing(*, verbose: bool = False) -> str:
 
     if verbose:
         return "\n".join(f"{page(name)}\n" for name in FIXES)
-    found = [hanging(f"{fix.name:<29} ", f"{fix.summary} ({fix.status})", 30) for fix in FIXES.values()]
-    return "\n".join([*found, "", "`rolloutdoctor explain NAME` explains one, `rolloutdoctor explain fixes -v` all."])
+    listed = [hanging(f"{fix.name:<29} ", f"{fix.summary} ({fix.status})", 30) for fix in FIXES.values()]
+    return "\n".join([*listed, "", "`rolloutdoctor explain NAME` explains one, `rolloutdoctor explain fixes -v` all."])
 
 
 def page(name: str, *, verbose: bool = False) -> str:
@@ -37,7 +37,7 @@ def page(name: str, *, verbose: bool = False) -> str:
     from rolloutdoctor.search.hypotheses.fixes import FIXES
 
     fix = FIXES[name.partition(":")[0]]
-    found = [
+    lines = [
         f"{fix.name}  (upstream: {fix.status}{'; contested' if fix.contested else ''})",
         indented(f"For {fix.concerned()}{f'; needs {fix.needs}' if fix.needs else ''}.", 2),
         indented(f"{fix.summary}.", 2),
@@ -47,9 +47,9 @@ def page(name: str, *, verbose: bool = False) -> str:
         default = " (default)" if position == 0 else ""
         trainers = ", ".join(fix.trainers(variant)) if variant in fix.only_where else ""
         only = f" [{trainers} only]" if trainers else ""
-        found.append(indented(f"{fix.name}:{variant}{default}{only}: {note}", 4))
-    found += [f"    {thread.url}  {thread.words}" for thread in fix.upstream]
-    return "\n".join([*found, *(f"    {source}" for source in fix.sources)])
+        lines.append(indented(f"{fix.name}:{variant}{default}{only}: {note}", 4))
+    lines += [f"    {thread.url}  {thread.words}" for thread in fix.upstream]
+    return "\n".join([*lines, *(f"    {source}" for source in fix.sources)])
 
 
 def body(name: str) -> dict[str, object]:

@@ -13,31 +13,31 @@ def lines() -> Mapping[str, str]:
     """Return quantity to its definition."""
     from rolloutdoctor.metric_names.quantities import QUANTITIES
 
-    return {one.name: one.definition for one in QUANTITIES}
+    return {quantity.name: quantity.definition for quantity in QUANTITIES}
 
 
 def names() -> list[str]:
     """Return every quantity, and every name of a log."""
     from rolloutdoctor.metric_names.table import TRAINERS
 
-    return [*lines(), *dict.fromkeys("".join(each) for one in _every(TRAINERS) for each in one.spellings)]
+    return [*lines(), *dict.fromkeys("".join(each) for metric in _every(TRAINERS) for each in metric.spellings)]
 
 
 def _every(tables: "Mapping[str, tuple[MetricName, ...]]") -> "list[MetricName]":
-    return [one for table in tables.values() for one in table]
+    return [metric for table in tables.values() for metric in table]
 
 
 def _logged_as(name: str) -> "list[tuple[str, MetricName]]":
     """Trainer and metric of what is logged under a name; of a quantity every trainer's names of it."""
     from rolloutdoctor.metric_names.table import TRAINERS
 
-    pairs = [(trainer, one) for trainer, table in TRAINERS.items() for one in table]
+    pairs = [(trainer, metric) for trainer, table in TRAINERS.items() for metric in table]
     exact = [
-        (trainer, one)
-        for trainer, one in pairs
-        if name in (one.quantity, one.pattern) or any(name == "".join(each) for each in one.spellings)
+        (trainer, metric)
+        for trainer, metric in pairs
+        if name in (metric.quantity, metric.pattern) or any(name == "".join(each) for each in metric.spellings)
     ]
-    return exact or [(trainer, one) for trainer, one in pairs if one.matches(name)]
+    return exact or [(trainer, metric) for trainer, metric in pairs if metric.matches(name)]
 
 
 def is_known(name: str) -> bool:
@@ -60,24 +60,24 @@ def listing_of(trainer: str | None) -> str:
     from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
     from rolloutdoctor.metric_names.table import SAME, TRAINERS, find
 
-    found: list[str] = []
+    listed: list[str] = []
     if trainer is None:
         for each in QUANTITIES:
             first = {
-                name: one for name, table in TRAINERS.items() for one in reversed(table) if one.quantity == each.name
+                name: row for name, table in TRAINERS.items() for row in reversed(table) if row.quantity == each.name
             }
-            words = "; ".join(f"{name}: {one.pattern}" for name, one in first.items())
-            found.append(hanging(f"{each.name:<21}", words or "none", 21))
-        return "\n".join([*found, "", "`rolloutdoctor explain metrics TRAINER` defines a trainer's."])
+            words = "; ".join(f"{name}: {row.pattern}" for name, row in first.items())
+            listed.append(hanging(f"{each.name:<21}", words or "none", 21))
+        return "\n".join([*listed, "", "`rolloutdoctor explain metrics TRAINER` defines a trainer's."])
     table = find(trainer)
-    for quantity in dict.fromkeys(one.quantity for one in table):
-        found.append(f"{quantity} ({BY_NAME[quantity].unit})")
-        for one in table:
-            if one.quantity == quantity:
-                found += [f"  {one.pattern}  ({one.releases()})", indented(f"{one.definition} ({one.source})", 6)]
+    for quantity in dict.fromkeys(row.quantity for row in table):
+        listed.append(f"{quantity} ({BY_NAME[quantity].unit})")
+        for row in table:
+            if row.quantity == quantity:
+                listed += [f"  {row.pattern}  ({row.releases()})", indented(f"{row.definition} ({row.source})", 6)]
     for identity in IDENTITIES.get(SAME.get(trainer, trainer), ()):
-        found += [hanging("", identity.text, 2), indented(f"{identity.conditions()}{identity.source}", 6)]
-    return "\n".join(found)
+        listed += [hanging("", identity.text, 2), indented(f"{identity.conditions()}{identity.source}", 6)]
+    return "\n".join(listed)
 
 
 def page(name: str, *, verbose: bool = False) -> str:
@@ -85,18 +85,18 @@ def page(name: str, *, verbose: bool = False) -> str:
     from rolloutdoctor.metric_names.quantities import BY_NAME
 
     logged = _logged_as(name)
-    quantities = [name] if name in BY_NAME else [*dict.fromkeys(one.quantity for _, one in logged)]
-    found: list[str] = [] if name in BY_NAME else [f"{name} (metric)", ""]
+    quantities = [name] if name in BY_NAME else [*dict.fromkeys(row.quantity for _, row in logged)]
+    lines: list[str] = [] if name in BY_NAME else [f"{name} (metric)", ""]
     for quantity in quantities:
         about = BY_NAME[quantity]
-        found.append(f"{quantity} (quantity)" if name in BY_NAME else f"  {quantity}")
-        found += [indented(f"{about.definition}; unit: {about.unit}", 4), ""]
-        found += [
-            hanging(f"  {trainer:<14} ", f"{one.pattern} ({one.releases()}): {one.definition} ({one.source})", 17)
-            for trainer, one in logged
-            if one.quantity == quantity
+        lines.append(f"{quantity} (quantity)" if name in BY_NAME else f"  {quantity}")
+        lines += [indented(f"{about.definition}; unit: {about.unit}", 4), ""]
+        lines += [
+            hanging(f"  {trainer:<14} ", f"{row.pattern} ({row.releases()}): {row.definition} ({row.source})", 17)
+            for trainer, row in logged
+            if row.quantity == quantity
         ]
-    return "\n".join(found)
+    return "\n".join(lines)
 
 
 def body(name: str) -> dict[str, object]:
@@ -104,11 +104,11 @@ def body(name: str) -> dict[str, object]:
     from rolloutdoctor.metric_names.quantities import BY_NAME
 
     logged = _logged_as(name)
-    quantities = dict.fromkeys([name] if name in BY_NAME else [one.quantity for _, one in logged])
+    quantities = dict.fromkeys([name] if name in BY_NAME else [metric.quantity for _, metric in logged])
     return {
         "name": name,
         "quantities": [vars(BY_NAME[quantity]) for quantity in quantities],
-        "logged_as": [_body(trainer, one) for trainer, one in logged],
+        "logged_as": [_body(trainer, metric) for trainer, metric in logged],
     }
 
 
@@ -126,9 +126,9 @@ def bodies_of(trainer: str | None) -> list[dict[str, object]]:
     from rolloutdoctor.metric_names.table import TRAINERS, find
 
     chosen = TRAINERS if trainer is None else {trainer: find(trainer)}
-    return [_body(name, one) for name, table in chosen.items() for one in table]
+    return [_body(name, metric) for name, table in chosen.items() for metric in table]
 
 
-def _body(trainer: str, one: "MetricName") -> dict[str, object]:
-    own = {key: value for key, value in vars(one).items() if key != "spellings"}
-    return {"trainer": trainer, **own}
+def _body(trainer: str, metric: "MetricName") -> dict[str, object]:
+    fields = {key: value for key, value in vars(metric).items() if key != "spellings"}
+    return {"trainer": trainer, **fields}

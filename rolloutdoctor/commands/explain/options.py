@@ -37,20 +37,20 @@ def is_known(name: str) -> bool:
 
 def listing(*, verbose: bool = False) -> str:
     """List the options of every trainer, by name."""
-    return "\n".join(hanging(f"{name:<42} ", said, 43) for name, said in sorted(lines().items()))
+    return "\n".join(hanging(f"{name:<42} ", words, 43) for name, words in sorted(lines().items()))
 
 
 def page(name: str, *, verbose: bool = False) -> str:
     """Explain an option, trainer by trainer."""
-    found = [f"{name} (option)"]
+    lines = [f"{name} (option)"]
     for trainer, option in _called(name):
         gone = f" (until {option.until})" if option.until else ""
-        found += [
+        lines += [
             "",
             f"  {trainer.name}: {option.name} = {word(option.default)}{gone}",
             indented(f"{meaning(option)}.", 6),
         ]
-    return "\n".join(found)
+    return "\n".join(lines)
 
 
 def body(name: str) -> dict[str, object]:

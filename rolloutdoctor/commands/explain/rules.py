@@ -22,10 +22,10 @@ def by_family() -> Mapping[str, Mapping[str, str]]:
     """Return family to its lines."""
     from rolloutdoctor.rules.table import RULES, family
 
-    found: dict[str, dict[str, str]] = {}
+    families: dict[str, dict[str, str]] = {}
     for rule in RULES:
-        found.setdefault(f"{rule.code[:3]}, {family(rule)}", {})[f"{rule.code}  {rule.name}"] = rule.title()
-    return found
+        families.setdefault(f"{rule.code[:3]}, {family(rule)}", {})[f"{rule.code}  {rule.name}"] = rule.title()
+    return families
 
 
 def codes() -> list[str]:
@@ -59,8 +59,8 @@ def listing(*, verbose: bool = False) -> str:
 
 
 def _listed(chosen: "Sequence[AnyRule]") -> str:
-    found = [hanging(f"{each.code}  {each.name:<22} ", each.title()) for each in chosen]
-    return "\n".join([*found, "", "`rolloutdoctor explain CODE` explains one."])
+    listed = [hanging(f"{each.code}  {each.name:<22} ", each.title()) for each in chosen]
+    return "\n".join([*listed, "", "`rolloutdoctor explain CODE` explains one."])
 
 
 def page(name: str, *, verbose: bool = False) -> str:
@@ -74,15 +74,15 @@ def page(name: str, *, verbose: bool = False) -> str:
     begun = [rule for rule in RULES if rule.code.startswith(name.upper())]
     if len(begun) > 1:
         return _listed(begun)
-    one = find(_exact(name))
+    rule = find(_exact(name))
     parts = [
-        f"{one.code} {one.name} ({family(one)})",
-        _rendered(inspect.getdoc(type(one)) or ""),
-        "Measures\n" + indented(", ".join(one.measures(None)), 2),
-        "References\n" + "\n".join(f"  {reference}" for reference in one.references),
+        f"{rule.code} {rule.name} ({family(rule)})",
+        _rendered(inspect.getdoc(type(rule)) or ""),
+        "Measures\n" + indented(", ".join(rule.measures(None)), 2),
+        "References\n" + "\n".join(f"  {reference}" for reference in rule.references),
     ]
-    if one.fix:
-        fix = one.fix.partition(":")[0]
+    if rule.fix:
+        fix = rule.fix.partition(":")[0]
         parts.insert(3, f"Fix\n  {fix} (see `rolloutdoctor explain fix {fix}`)")
     return "\n\n".join(parts)
 
@@ -99,18 +99,18 @@ def body(name: str) -> object:
     return [_body(rule) for rule in begun] if len(begun) > 1 else _body(find(_exact(name)))
 
 
-def _body(one: "AnyRule") -> dict[str, object]:
+def _body(rule: "AnyRule") -> dict[str, object]:
     from rolloutdoctor.rules.table import family
 
     return {
-        "code": one.code,
-        "name": one.name,
-        "family": family(one),
-        "summary": one.title(),
-        "page": inspect.getdoc(type(one)),
-        "measures": list(one.measures(None)),
-        "fix": one.fix,
-        "references": list(one.references),
+        "code": rule.code,
+        "name": rule.name,
+        "family": family(rule),
+        "summary": rule.title(),
+        "page": inspect.getdoc(type(rule)),
+        "measures": list(rule.measures(None)),
+        "fix": rule.fix,
+        "references": list(rule.references),
     }
 
 

@@ -53,15 +53,15 @@ def _support() -> list[str]:
     """What is read and computed of each trainer, a line each."""
     from rolloutdoctor.trainers.table import TRAINERS
 
-    found = [f"{'trainer':<15} metrics  code that was read, and how rollouts are recorded"]
+    support = [f"{'trainer':<15} metrics  code that was read, and how rollouts are recorded"]
     for name, read in lines().items():
         recording = _OWN_LOOP if name not in TRAINERS else TRAINERS[name].recording.get("*", "")
-        found.append(hanging(f"{name:<15} {_names(name):>7}  ", f"{read}; {recording}" if recording else read, 25))
-    found += [
+        support.append(hanging(f"{name:<15} {_names(name):>7}  ", f"{read}; {recording}" if recording else read, 25))
+    support += [
         "",
         "metrics: names in its log that are understood; `rolloutdoctor explain metrics TRAINER` defines them.",
     ]
-    return [*found, "`rolloutdoctor check PATH --from ?` lists the dumps that are read."]
+    return [*support, "`rolloutdoctor check PATH --from ?` lists the dumps that are read."]
 
 
 def _names(trainer: str) -> int:
@@ -90,17 +90,17 @@ def page(name: str, *, verbose: bool = False) -> str:
     at = trainer.release(version).numbers if version else None
     options = [each for each in trainer.options if at is None or each.exists_at(at)]
     shown = ", ".join(f"{each.name}={word(_default(trainer, each, version))}" for each in options)
-    found = [f"{trainer.name} (trainer: {trainer.title})", "", titled("Read", _read(trainer))]
-    found += [titled(option, ", ".join(map(str, read))) for option, read in trainer.further.items()]
-    found += [*_recorded(trainer), titled("Log", f"{_names(wanted)} names; `rolloutdoctor explain metrics {wanted}`")]
+    listed = [f"{trainer.name} (trainer: {trainer.title})", "", titled("Read", _read(trainer))]
+    listed += [titled(option, ", ".join(map(str, read))) for option, read in trainer.further.items()]
+    listed += [*_recorded(trainer), titled("Log", f"{_names(wanted)} names; `rolloutdoctor explain metrics {wanted}`")]
     unknown = "; ".join(f"{names}: {why}" for names, why in trainer.log.not_recomputed.items())
-    found += [titled("", f"not recomputed: {unknown}")] if unknown else []
-    found += ["", titled("Faults", _faults(trainer)), ""]
-    found += [titled("Options", f"{len(options)}, with the defaults of {version or trainer.read_code[-1].name}"), ""]
-    found += [indented(shown, 2), ""]
+    listed += [titled("", f"not recomputed: {unknown}")] if unknown else []
+    listed += ["", titled("Faults", _faults(trainer)), ""]
+    listed += [titled("Options", f"{len(options)}, with the defaults of {version or trainer.read_code[-1].name}"), ""]
+    listed += [indented(shown, 2), ""]
     again = f"rolloutdoctor explain {name}"
     return "\n".join(
-        [*found, hanging("", f"`rolloutdoctor explain OPTION` explains one, `{again} -v` all of them.", 0)]
+        [*listed, hanging("", f"`rolloutdoctor explain OPTION` explains one, `{again} -v` all of them.", 0)]
     )
 
 
@@ -120,19 +120,19 @@ def dumps(trainer: str) -> "list[Importer]":
     """Return the importers of what a trainer writes by itself: they have its name, or begin with it."""
     from rolloutdoctor.importers.table import IMPORTERS
 
-    return [one for one in IMPORTERS if f"{one.name}-".startswith(f"{trainer}-")]
+    return [importer for importer in IMPORTERS if f"{importer.name}-".startswith(f"{trainer}-")]
 
 
 def _faults(trainer: "Trainer") -> str:
     """The fixes that are about what it computes, those of some releases with them."""
     from rolloutdoctor.search.hypotheses.fixes import FIXES
 
-    found = [
+    faults = [
         f"{fix.name} ({fix.code}{f', {fix.releases[trainer.name]}' if trainer.name in fix.releases else ''})"
         for fix in FIXES.values()
         if trainer.name in fix.trainers()
     ]
-    return f"{', '.join(found)}: `rolloutdoctor explain FIX`" if found else "none that a fix is about"
+    return f"{', '.join(faults)}: `rolloutdoctor explain FIX`" if faults else "none that a fix is about"
 
 
 def _default(trainer: "Trainer", option: "Option", version: str) -> object:
@@ -154,14 +154,14 @@ def whole(name: str) -> str:
     trainer = find(wanted)
     at = trainer.release(version).numbers if version else parse_version(trainer.newest)
     defaults = version or trainer.read_code[-1].name
-    found = [f"{trainer.name}  (read: {_read(trainer)}; defaults of {defaults})"]
+    lines = [f"{trainer.name}  (read: {_read(trainer)}; defaults of {defaults})"]
     for option in trainer.options:
         if option.exists_at(at):
-            found += [f"  {option.name} = {word(option.default_at(at))}", indented(meaning(option), 6)]
+            lines += [f"  {option.name} = {word(option.default_at(at))}", indented(meaning(option), 6)]
     if trainer.log.not_recomputed:
-        found.append("  logged metrics that are not recomputed:")
-    found += [indented(f"{names}: {why}", 6) for names, why in trainer.log.not_recomputed.items()]
-    return "\n".join(found)
+        lines.append("  logged metrics that are not recomputed:")
+    lines += [indented(f"{names}: {why}", 6) for names, why in trainer.log.not_recomputed.items()]
+    return "\n".join(lines)
 
 
 def meaning(option: "Option") -> str:
@@ -169,8 +169,8 @@ def meaning(option: "Option") -> str:
     words = f"{option.meaning}; takes {option.wanted()}"
     if option.computed is not None:
         able = ", ".join(word(value) for value in option.computed)
-        what = "its loss is computed for" if option.loss_alone else "computed here:"
-        words += f"; {what} {able} ({option.why_not})"
+        verb = "its loss is computed for" if option.loss_alone else "computed here:"
+        words += f"; {verb} {able} ({option.why_not})"
     for release, before in reversed(option.changes):
         words += f"; before {release} the default was {word(before)}"
     words += f"; from {option.since} on" if option.since else ""

@@ -101,20 +101,22 @@ def export(
         )
 
 
-def _kind(what: str) -> tuple[str, frozenset[str]]:
+def _kind(wanted: str) -> tuple[str, frozenset[str]]:
     """Return which of the three is meant, and the tables if it is not all.
 
     Raises:
         UsageError: if it is none.
     """
-    what = _SAME.get(what, what)
-    if what in (TABLES, TOKENS, RUN):
-        return what, frozenset()
-    words = what.split(",")
-    known = (TABLES, TOKENS, RUN, "rows", "metrics", "per-token")
+    wanted = _SAME.get(wanted, wanted)
+    if wanted in (TABLES, TOKENS, RUN):
+        return wanted, frozenset()
+    words = wanted.split(",")
+    names = (TABLES, TOKENS, RUN, "rows", "metrics", "per-token")
     for word in words:
         if word not in ("rows", "tokens", "metrics"):
-            raise UsageError(f"--what {what}: no {word!r} to export{nearest(word, known)} (known: {', '.join(known)})")
+            raise UsageError(
+                f"--what {wanted}: no {word!r} to export{nearest(word, names)} (known: {', '.join(names)})"
+            )
     return TABLES, frozenset(words) if len({*words}) < len(("rows", "tokens", "metrics")) else frozenset()
 
 

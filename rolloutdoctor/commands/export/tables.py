@@ -85,14 +85,14 @@ class MeasuredRun:
 
     def diff(self, *fixes: str) -> Comparison:
         """Compare the run with what fixes, ``NAME`` or ``NAME:VARIANT``, make of it, as the command `diff` does."""
-        given = self._prepared.options
+        check_options = self._prepared.options
         options = DiffOptions(
-            trainer=given.trainer,
-            layers=given.layers,
-            steps=given.steps,
-            split=given.split or "train",
+            trainer=check_options.trainer,
+            layers=check_options.layers,
+            steps=check_options.steps,
+            split=check_options.split or "train",
             device=self._device,
-            dtype=given.dtype,
+            dtype=check_options.dtype,
             fixes=tuple(choose(fix) for fix in fixes),
         )
         return diff(self._prepared.run, options)
@@ -112,8 +112,8 @@ class MeasuredRun:
         chosen = {**self._state.frames, "tokens": self.tokens}
         with scratch_folder() as scratch:
             if tables:
-                own = {f"{name}.parquet": partial(write_parquet, chosen[name]) for name in tables}
-                _place(path, written_files(own, scratch))
+                writers = {f"{name}.parquet": partial(write_parquet, chosen[name]) for name in tables}
+                _place(path, written_files(writers, scratch))
                 return
             files = files_of(saved_state(self._prepared, self._state), scratch)
             manifest = files.pop(HEAD).read_bytes()
@@ -197,10 +197,10 @@ def load(path: str) -> SavedState:
 def _digests_of(manifest: bytes) -> dict[str, str]:
     """Table to the digest of its file; nothing of what is no manifest."""
     try:
-        found = json.loads(manifest)[_DIGESTS]
+        digests = json.loads(manifest)[_DIGESTS]
     except (KeyError, TypeError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return digests if isinstance(digests, dict) else {}
 
 
 def _content(path: Path) -> bytes:
@@ -221,12 +221,12 @@ def prepare_folder(folder: str | Path, run: Run, tables: Collection[str] = ()) -
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        here = {each.name for each in path.iterdir() if not each.name.startswith(".")}
+        entries = {each.name for each in path.iterdir() if not each.name.startswith(".")}
     except OSError as error:
         raise UsageError(f"{shown(path)}: {error.strerror}; name a folder that can be written") from None
-    others = sorted(here - {MANIFEST, *(f"{name}.parquet" for name in TABLES)})
+    others = sorted(entries - {MANIFEST, *(f"{name}.parquet" for name in TABLES)})
     if others or any(Target.of(str(path / f"{name}.parquet")).is_any(run.inputs) for name in TABLES):
         name = others[0] if others else "the run itself"
         raise UsageError(f"{shown(path)} holds {name}, which is no table of a measured run; name an empty folder")
-    if tables and MANIFEST in here:
+    if tables and MANIFEST in entries:
         raise UsageError(f"{shown(path)} holds all tables of a measured run, to be judged; name another folder")

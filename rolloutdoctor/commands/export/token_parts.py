@@ -94,8 +94,8 @@ class RecomputeWork(Work[RecomputeState]):
 
     def _file_name(self, part: Part) -> str:
         files = [file.stamp() for file in part.run.stored_files()]
-        whole = (__version__, self.identity(), part.steps.start, part.steps.stop, files)
-        return f"part-{part.number:05}-{hashlib.sha256(repr(whole).encode()).hexdigest()[:12]}.parquet"
+        identity = (__version__, self.identity(), part.steps.start, part.steps.stop, files)
+        return f"part-{part.number:05}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:12]}.parquet"
 
     def usable(self, state: RecomputeState) -> RecomputeState:
         """Return a state that was stored, if its file is still what was written."""
@@ -122,13 +122,13 @@ def prepare_folder(path: str, run: Run) -> None:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        here = sorted(each.name for each in folder.iterdir())
+        entries = sorted(each.name for each in folder.iterdir())
         inputs = [Path(each).parent for each in map(os.fsdecode, run.inputs) if Path(each).exists()]
         if any(folder.samefile(each) for each in inputs):
             raise UsageError(f"{shown(path)} holds files of the run itself; name another folder")
     except OSError as error:
         raise UsageError(f"{shown(path)}: {error.strerror}; name a folder that can be written") from None
-    others = [name for name in here if name != MANIFEST and not _PART.fullmatch(name) and not name.startswith(".")]
+    others = [name for name in entries if name != MANIFEST and not _PART.fullmatch(name) and not name.startswith(".")]
     if others:
         raise UsageError(f"{shown(path)} holds {others[0]}, which is no part of an output; name an empty folder")
     (folder / MANIFEST).unlink(missing_ok=True)

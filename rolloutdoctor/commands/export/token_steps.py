@@ -161,15 +161,15 @@ class StepRecomputer:
         wanted = tuple(self._objectives) if per_token else ()
         logged = self._logged.at(batch.key)
         try:
-            found = self._evaluator.evaluate(
+            evaluations = self._evaluator.evaluate(
                 batch, EvaluationRequest(self._objectives, dtype, wanted, logged)
             ).evaluations
         except CannotComputeError as error:
             self._failures.setdefault(str(error), []).append(batch.step)
-            found = {}
+            evaluations = {}
         else:
             self._merged.add(batch)
-        sides = {side: self._numbers(evaluation) for side, evaluation in found.items()}
+        sides = {side: self._numbers(evaluation) for side, evaluation in evaluations.items()}
         before = sides.get("", Numbers())
         self._groups += 0 if batch.groups is None else len(batch.groups)
         self._steps.append(
@@ -183,7 +183,7 @@ class StepRecomputer:
                 logged={name: logged[name] for name in before.metrics if name in logged},
             )
         )
-        return found
+        return evaluations
 
     def _numbers(self, evaluation: Evaluation) -> Numbers:
         metrics = {} if not len(evaluation.batch) else dict(self._configured.trainer.metrics(evaluation))
@@ -200,7 +200,7 @@ class StepRecomputer:
             metrics,
         )
 
-    def table(self, batch: RolloutBatch, found: Mapping[str, Evaluation]) -> pa.Table:
+    def table(self, batch: RolloutBatch, evaluations: Mapping[str, Evaluation]) -> pa.Table:
         """The rows of a step; a value that could not be computed is null."""
         count = len(batch)
         cells: dict[str, pa.Array] = {
@@ -212,11 +212,11 @@ class StepRecomputer:
             names = pa.array(batch.group_ids, pa.string())
             cells["group_id"] = names.take(pa.array(batch.groups.index_N.numpy()))
         offsets = pa.array(batch.rows.to(torch.int32).numpy())
-        for side, evaluation in found.items():
+        for side, evaluation in evaluations.items():
             for name, values_T in _token_values(evaluation, logits=self._options.logits):
                 values = pa.array(values_T.double().numpy())
                 cells[f"{name}{side}"] = pa.ListArray.from_arrays(offsets, values)
-        for name, values_T in _correction_values(found[""]) if "" in found else ():
+        for name, values_T in _correction_values(evaluations[""]) if "" in evaluations else ():
             kind = torch.uint8 if name == MASK_COLUMN else torch.float64
             cells[name] = pa.ListArray.from_arrays(offsets, pa.array(values_T.to(kind).numpy()))
         arrays = [
@@ -232,34 +232,34 @@ class StepRecomputer:
 
 def _token_values(evaluation: Evaluation, *, logits: bool) -> Iterator[tuple[str, Tensor]]:
     """Columns and their ``[T]`` values, 0 where the mask is 0, of those that could be computed."""
-    batch, rows, kept = evaluation.batch, evaluation.rows, evaluation.per_token
+    batch, rows, per_token = evaluation.batch, evaluation.rows, evaluation.per_token
     if "response_mask" not in batch.per_token:
         return
     mask_T = batch.column("response_mask")
-    if kept is None:
+    if per_token is None:
         if rows is not None:
             by_row_T = rows.advantage_T if rows.advantage_N is None else seg.expand(rows.advantage_N, batch.rows)
             assert by_row_T is not None  # a first pass has one of the two
             yield "advantages_re", torch.where(mask_T, by_row_T, 0.0)
         return
-    yield "advantages_re", kept.advantage_T
-    kl_T = _kl_values(evaluation, kept.kl_T)
+    yield "advantages_re", per_token.advantage_T
+    kl_T = _kl_values(evaluation, per_token.kl_T)
     if kl_T is not None:
         yield "kl_re", torch.where(mask_T, kl_T, 0.0)
-    yield "ratio_re", kept.ratio_T
+    yield "ratio_re", per_token.ratio_T
     if evaluation.objective.entropy_bonus is not None:
         assert evaluation.tokens is not None
         bonus_T = bonus_tokens(batch, evaluation.objective, evaluation.tokens.layout)
         if not isnan(evaluation.entropy_loss):
-            yield "loss_re", kept.loss_T + bonus_T
+            yield "loss_re", per_token.loss_T + bonus_T
         return
-    yield "loss_re", kept.loss_T
-    yield "grad_re", kept.grad_T
+    yield "loss_re", per_token.loss_T
+    yield "grad_re", per_token.grad_T
     if logits and "sum_pi_squared" in batch.per_token:
         p_T = batch.column("policy_log_probs").double().exp()
         # Never below (1 - p)^2, but rounding of the column gets there where p is about one.
         spread_T = (1 - 2 * p_T + batch.column("sum_pi_squared").double()).maximum((1 - p_T) ** 2)
-        yield LOGITS_COLUMN, torch.where(mask_T, kept.grad_T.double().abs() * spread_T.sqrt(), 0.0)
+        yield LOGITS_COLUMN, torch.where(mask_T, per_token.grad_T.double().abs() * spread_T.sqrt(), 0.0)
 
 
 def corrected(objective: Objective) -> Iterator[str]:
@@ -288,10 +288,12 @@ def _correction_values(evaluation: Evaluation) -> Iterator[tuple[str, Tensor]]:
             yield WEIGHTS_COLUMN, gate_T
         if inside.rejections:
             yield MASK_COLUMN, kept_T
-    made = None if part is None else sampler_correction_of(batch, objective, part.layout.micro_N, evaluation.dtype)
-    if made is not None and objective.sampler_correction is not None and objective.sampler_correction.weighs:
-        yield WEIGHTS_COLUMN, made.gate_T
-        yield MASK_COLUMN, made.kept_T
+    correction = (
+        None if part is None else sampler_correction_of(batch, objective, part.layout.micro_N, evaluation.dtype)
+    )
+    if correction is not None and objective.sampler_correction is not None and objective.sampler_correction.weighs:
+        yield WEIGHTS_COLUMN, correction.gate_T
+        yield MASK_COLUMN, correction.kept_T
     if inside is None and rows is not None and rows.weight_T is not None:
         yield WEIGHTS_COLUMN, torch.where(batch.column("response_mask"), rows.weight_T, 0.0)
     if objective.correction.rejections and batch.has("rollout_log_probs", "old_log_probs", "response_mask_pre"):

@@ -42,7 +42,7 @@ def _parts(result: Recomputed, style: Style) -> Iterator[RenderableType]:
 
 def _assumed(result: Recomputed) -> Iterator[RenderableType]:
     """What nobody stated."""
-    return (hanging(Text(title), Text(said), 11) for title, said in assumptions(result))
+    return (hanging(Text(title), Text(words), 11) for title, words in assumptions(result))
 
 
 def _lines(steps: list[RecomputedStep], fixed: bool) -> Iterator[list[str]]:
@@ -57,11 +57,11 @@ def _lines(steps: list[RecomputedStep], fixed: bool) -> Iterator[list[str]]:
         yield [plain(name, 40), *map(_shown, sides), *((_shown(logged), _shown(far)) if gaps else ("", ""))]
 
 
-def _value(one: Numbers | None, name: str) -> float:
-    found = None
-    if one is not None:
-        found = getattr(one, name) if name in OWN_NUMBERS else one.metrics.get(name)
-    return math.nan if found is None else found
+def _value(numbers: Numbers | None, name: str) -> float:
+    number = None
+    if numbers is not None:
+        number = getattr(numbers, name) if name in OWN_NUMBERS else numbers.metrics.get(name)
+    return math.nan if number is None else number
 
 
 def _mean(values: list[float]) -> float:

@@ -27,13 +27,13 @@ def write(asked: Asked, *, no_text: bool) -> None:
         raise UsageError("a run file is written to a file: name it with -o NAME.parquet")
     if not output.endswith(".parquet") or output.endswith(".metrics.parquet"):
         raise UsageError(f"-o {output}: a run file is called NAME.parquet, its metrics NAME.metrics.parquet")
-    found = detect_dump(asked.paths, options)
-    if found is None:
+    dump = detect_dump(asked.paths, options)
+    if dump is None:
         raise UsageError(
             f"{asked.paths[0]}: no importer knows this; name one with --from, or its columns with --map NAME=WHERE"
         )
 
-    for source in (*found.sources, *found.logs):
+    for source in (*dump.sources, *dump.logs):
         note_file(source.path)
     check_target(output, whole="a Parquet file")
     check_target(str(metrics_path(output)), whole="a Parquet file")
@@ -42,9 +42,9 @@ def write(asked: Asked, *, no_text: bool) -> None:
         if not asked.quiet:
             say(text)
 
-    tell(f"read with the importer {found.importer.name}: {found.why}")
+    tell(f"read with the importer {dump.importer.name}: {dump.why}")
     with bytes_bar(quiet=asked.quiet) as progress:
-        sink = convert(found, Path(output), options, progress)
+        sink = convert(dump, Path(output), options, progress)
     for sentence in (*sink.told, *sink.note.sentences):
         tell(sentence)
     tell(f"{sink.rows:,} rows written to {output}")

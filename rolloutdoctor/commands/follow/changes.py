@@ -39,8 +39,8 @@ def changes(report: Report, reported: dict[str, Reported], step: int, counted: i
         step: the last step that was counted.
         counted: how many were.
     """
-    here = {key_of(finding): finding for finding in report.findings}
-    for key, finding in here.items():
+    by_key = {key_of(finding): finding for finding in report.findings}
+    for key, finding in by_key.items():
         before, now = reported.get(key), (finding.severity.label, finding.verdict)
         follows = f", follows from {finding.follows_from}" if finding.follows_from else ""
         words = f"{finding.code} {finding.name} {finding.verdict}{follows}: {finding.headline}"
@@ -54,7 +54,7 @@ def changes(report: Report, reported: dict[str, Reported], step: int, counted: i
             was = f"{before.severity}, {before.verdict}"
             yield Change(finding, f"step {step}: {finding.severity.label} {words} (was {was})", is_new=False)
     for key, before in reported.items():
-        if key not in here and before.verdict != "gone" and _is_settled(before, counted):
+        if key not in by_key and before.verdict != "gone" and _is_settled(before, counted):
             was = f"{before.severity}, {before.verdict}"
             reported[key] = Reported(before.severity, "gone")
             yield Change(None, f"step {step}: {key} is no longer found (was {was})", is_new=False)

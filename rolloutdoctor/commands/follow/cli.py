@@ -90,9 +90,9 @@ class Following:
             "--until-idle": self.until_idle,
             "--every": self.every,
         }
-        given = [name for name, value in named.items() if value is not None]
-        if given and not self.follow:
-            raise UsageError(f"{given[0]} goes with --follow; add it, or leave this out")
+        names = [name for name, value in named.items() if value is not None]
+        if names and not self.follow:
+            raise UsageError(f"{names[0]} goes with --follow; add it, or leave this out")
 
     def command(self) -> list[str]:
         """Return the words of the command.
@@ -140,7 +140,7 @@ def follow(
 
     command = how.command()
     check_target(how.state_file, "--state", whole="a state")
-    kept = load(how.state_file) if how.state_file is not None and Path(how.state_file).exists() else Kept()
+    state = load(how.state_file) if how.state_file is not None and Path(how.state_file).exists() else Kept()
 
     def tell(sentence: str) -> None:
         if not quiet:
@@ -161,14 +161,14 @@ def follow(
 
     trainer = (options.trainer or "").partition("@")[0] or None
     followed = Followed(paths, trainer, dump, tell)
-    follower = Follower(followed, options, kept, keep=keep, tell=tell, say=said)
+    follower = Follower(followed, options, state, keep=keep, tell=tell, say=said)
     try:
         _until_idle(follower, how)
     except Stopped:
         if follower.has_counted:
             finish(follower.report())
         raise
-    return follower.report(whole=True), kept
+    return follower.report(whole=True), state
 
 
 def _until_idle(follower: "Follower", how: Following) -> None:

@@ -31,10 +31,10 @@ class DumpFeed:
     dumps a row may be named by its place in the whole: they are read again whenever they have grown.
     """
 
-    def __init__(self, found: Detected, paths: Sequence[str], options: ConvertOptions, trainer: str | None) -> None:
-        self._found, self._paths, self._options, self._trainer = found, tuple(paths), options, trainer
-        self._by_file = found.importer if isinstance(found.importer, ReadsByStep) else None
-        self.name = " ".join(source.name for source in found.sources)
+    def __init__(self, dump: Detected, paths: Sequence[str], options: ConvertOptions, trainer: str | None) -> None:
+        self._found, self._paths, self._options, self._trainer = dump, tuple(paths), options, trainer
+        self._by_file = dump.importer if isinstance(dump.importer, ReadsByStep) else None
+        self.name = " ".join(source.name for source in dump.sources)
         self.files: tuple[str, ...] = (self.name,)
         self.trail = Trail()
         self.replaced, self.waits_for = False, ""
@@ -70,18 +70,18 @@ class DumpFeed:
     def fresh(self, counted: StepSpans, *, ended: bool) -> Iterator[Fresh | None]:
         """Read what is not counted yet through the importer; a last line without its end waits."""
         # The log beside a folder may have come after the first rows.
-        found = detect_dump(self._paths, self._options) or self._found
+        dump = detect_dump(self._paths, self._options) or self._found
         if self._by_file is not None:
-            files = [file for file in self._by_file.step_files(found.sources) if file.path not in self._done]
-            found = replace(found, sources=tuple(files))
-        if not found.sources:
+            files = [file for file in self._by_file.step_files(dump.sources) if file.path not in self._done]
+            dump = replace(dump, sources=tuple(files))
+        if not dump.sources:
             yield None
             return
         with scratch_folder() as folder:
             path = folder / "run.parquet"
             try:
                 with nullcontext() if ended else lines.growing():
-                    convert(found, path, self._options)
+                    convert(dump, path, self._options)
             except RolloutDoctorError as error:
                 if ended:
                     raise
@@ -104,7 +104,7 @@ class DumpFeed:
             run = Run([file], file.metadata, self.trail.metrics(), self._found.sources)
             yield Fresh(run, ready) if ready else None
         if self._by_file is not None:
-            self._finish(found.sources, counted)
+            self._finish(dump.sources, counted)
 
     def _finish(self, files: Sequence[Source], counted: StepSpans) -> None:
         """Note the files whose steps were all counted, by the step on their first and last line."""
@@ -117,9 +117,9 @@ class DumpFeed:
         table = metrics_path(path)
         if not table.exists():
             return
-        found = read_metrics([Source(str(table), self.name)])
-        for key in found.steps():
-            self.trail.add(key, dict(found.at(key)))
+        metrics = read_metrics([Source(str(table), self.name)])
+        for key in metrics.steps():
+            self.trail.add(key, dict(metrics.at(key)))
 
 
 def below(paths: Sequence[str]) -> Iterator[str]:
@@ -141,9 +141,9 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
             back = 2**16
             while True:
                 file.seek(max(0, size - back))
-                found = [line for line in file.read(back).splitlines(keepends=True) if line.strip()]
-                if len(found) > 1 or back >= size:
-                    return first, found[-1] if found else first
+                last_lines = [line for line in file.read(back).splitlines(keepends=True) if line.strip()]
+                if len(last_lines) > 1 or back >= size:
+                    return first, last_lines[-1] if last_lines else first
                 back *= 4
     except OSError:
         return b"", b""

@@ -68,7 +68,7 @@ class Follower:
         self,
         followed: Followed,
         options: CheckOptions,
-        kept: Kept,
+        state: Kept,
         *,
         keep: Callable[[Kept], None],
         tell: Callable[[str], None],
@@ -76,14 +76,14 @@ class Follower:
         causes: bool = True,
     ) -> None:
         self._looks_for_causes = causes
-        self._followed, self._options, self._kept = followed, _as_identified(options, kept), kept
+        self._followed, self._options, self._kept = followed, _as_identified(options, state), state
         self._keep, self._tell, self._say = keep, tell, say
         self.latest: Report | None = None
         self._feed: Feed | None = None
         self._prepared: PreparedRun | None = None
-        self._state = RunState() if kept.saved is None else kept.saved.state
+        self._state = RunState() if state.saved is None else state.saved.state
         self.counted = StepSpans(self._state.seen)
-        self._is_known = kept.saved is None
+        self._is_known = state.saved is None
         self._evaluator, self._dtype = Evaluator(find_device(options.device)), find_dtype(options.dtype)
         self._diagnosed: tuple[frozenset[str], Diagnosis] = (frozenset(), Diagnosis())
         self._restarts = 0
@@ -207,9 +207,9 @@ class Follower:
 
     def _witness(self, digests: list[Witness]) -> None:
         """Keep the digests of the first and the last step that were counted."""
-        found = [*self._kept.witnesses, *digests]
-        if found:
-            first, last = (end(found, key=lambda one: (one.step, one.split)) for end in (min, max))
+        witnesses = [*self._kept.witnesses, *digests]
+        if witnesses:
+            first, last = (end(witnesses, key=lambda witness: (witness.step, witness.split)) for end in (min, max))
             self._kept.witnesses = (first, last)
 
     def _restart(self) -> None:
@@ -237,18 +237,18 @@ class Follower:
             prepared = prepare(run, self._options)
             self._check_options(prepared)
             columns = prepared.plan.columns
-            for one in dict.fromkeys(self._kept.witnesses):
-                steps = StepRange(one.step, one.step + 1)
-                batches = run.batches(columns, steps=steps, split=one.split, dtype=self._dtype)
-                found = [_witness(batch) for batch in batches]
-                if not found:
+            for digest in dict.fromkeys(self._kept.witnesses):
+                steps = StepRange(digest.step, digest.step + 1)
+                batches = run.batches(columns, steps=steps, split=digest.split, dtype=self._dtype)
+                witnesses = [_witness(batch) for batch in batches]
+                if not witnesses:
                     raise InputError(
-                        f"{self._followed.name}: step {one.step} was counted and is there no more, so that the file "
+                        f"{self._followed.name}: step {digest.step} was counted and is there no more, so that the file "
                         "was cut off or replaced; follow it from its start with another --state"
                     )
-                if found[0] != one and _signature(prepared)[:8] == self._kept.signature[:8]:
+                if witnesses[0] != digest and _signature(prepared)[:8] == self._kept.signature[:8]:
                     raise InputError(
-                        f"{self._followed.name}: step {one.step} holds other rows than those that were counted, so "
+                        f"{self._followed.name}: step {digest.step} holds other rows than those that were counted, so "
                         "that it is another run; follow it from its start with another --state"
                     )
 
@@ -320,9 +320,9 @@ class Follower:
                     if batch.key in self.counted:
                         yield batch
 
-            found = find_causes(batches, prepared.metrics, prepared.context, audit, self._dtype)
-            self._diagnosed = (frozenset(off), found)
-            return found
+            diagnosis = find_causes(batches, prepared.metrics, prepared.context, audit, self._dtype)
+            self._diagnosed = (frozenset(off), diagnosis)
+            return diagnosis
         return None
 
     @property
@@ -341,7 +341,7 @@ def _signature(prepared: PreparedRun) -> str:
         context.objective,
         bool(context.averaged),
         trained,
-        sorted(one.option for one in context.refuted),
+        sorted(refutation.option for refutation in context.refuted),
         "sample_id" in prepared.run.columns or len(prepared.run.files) > 1,
     )
     # What the numbers of a metric were rounded to widens the radius of each value, and changes no row.
@@ -357,8 +357,12 @@ def _witness(batch: RolloutBatch) -> Witness:
     return Witness(batch.step, batch.split, digest)
 
 
-def _as_identified(options: CheckOptions, kept: Kept) -> CheckOptions:
+def _as_identified(options: CheckOptions, state: Kept) -> CheckOptions:
     """Add the options that were found out when the state was begun, so that they stay what they were."""
-    maker = None if kept.saved is None else kept.saved.maker
-    found = {} if maker is None else {name: one.value for name, one in maker.config.items() if one.origin == ORIGIN}
-    return replace(options, layers=(*options.layers, Layer(ORIGIN, found))) if found else options
+    maker = None if state.saved is None else state.saved.maker
+    identified = (
+        {}
+        if maker is None
+        else {name: setting.value for name, setting in maker.config.items() if setting.origin == ORIGIN}
+    )
+    return replace(options, layers=(*options.layers, Layer(ORIGIN, identified))) if identified else options

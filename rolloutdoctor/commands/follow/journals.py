@@ -46,9 +46,9 @@ class JournalFeed:
 
     def rewind(self) -> None:
         """Read from the start again; what the columns and the log are is known already."""
-        known = [tail.journal for tail in self._tails]
+        journals = [tail.journal for tail in self._tails]
         self._begin()
-        for tail, journal in zip(self._tails, known, strict=True):
+        for tail, journal in zip(self._tails, journals, strict=True):
             tail.journal.schema = journal.schema
 
     @property
@@ -58,15 +58,15 @@ class JournalFeed:
 
     def changed(self) -> bool:
         """Tell whether a journal has grown."""
-        found = []
+        stamps = []
         for source in self._sources:
             try:
                 status = Path(source.path).stat()
             except OSError:
                 return False
-            found.append((status.st_size, status.st_ino))
-        before, self._sizes = self._sizes, tuple(found)
-        self.replaced = bool(before) and any(one[1] != other[1] for one, other in zip(before, found, strict=True))
+            stamps.append((status.st_size, status.st_ino))
+        before, self._sizes = self._sizes, tuple(stamps)
+        self.replaced = bool(before) and any(old[1] != new[1] for old, new in zip(before, stamps, strict=True))
         return self._sizes != before
 
     @contextmanager
@@ -109,12 +109,12 @@ class JournalFeed:
         values: dict[StepKey, dict[str, float]] = {}
         for row in table.to_pylist():
             key = StepKey(row["step"], row["split"])
-            found = values.setdefault(key, {})
+            metrics = values.setdefault(key, {})
             if row["value"] is not None:
-                found[row["name"]] = row["value"]
-        for key, found in values.items():
-            if found:
-                self.trail.add(key, found)
+                metrics[row["name"]] = row["value"]
+        for key, metrics in values.items():
+            if metrics:
+                self.trail.add(key, metrics)
             if key.split == TRAIN:
                 self._logged = max(self._logged or 0, key.step)
 
@@ -147,5 +147,5 @@ def _by_step(table: pa.Table, name: str) -> Iterator[tuple[StepKey, pa.Table]]:
         yield StepKey(*next(iter(keys))), table
         return
     for step, split in keys:
-        chosen = [own == (step, split) for own in zip(steps, splits, strict=True)]
+        chosen = [key == (step, split) for key in zip(steps, splits, strict=True)]
         yield StepKey(step, split), table.filter(pa.array(chosen))

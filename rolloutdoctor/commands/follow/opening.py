@@ -52,31 +52,31 @@ class Followed:
         if kinds[0] is not None and None not in kinds and not self._options.asked_for:
             self._tell(f"follows logged metrics without rollouts ({kinds[0]})")
             return LogFeed(paths, self._options, self._trainer)
-        found = detect_dump(paths, self._options) if all(Path(path).exists() for path in paths) else None
-        if found is None:
+        dump = detect_dump(paths, self._options) if all(Path(path).exists() for path in paths) else None
+        if dump is None:
             is_closed = before is not None
             if not is_closed and not _any_run_file(paths):
                 return None
             return RunFilesFeed(paths, self._trainer, is_whole=is_closed)
-        self._tell(f"follows with the importer {found.importer.name}: {found.why}")
-        if found.importer.name == RecordingJournal.name:
-            return JournalFeed(found.sources, self._trainer)
-        return DumpFeed(found, paths, self._options, self._trainer)
+        self._tell(f"follows with the importer {dump.importer.name}: {dump.why}")
+        if dump.importer.name == RecordingJournal.name:
+            return JournalFeed(dump.sources, self._trainer)
+        return DumpFeed(dump, paths, self._options, self._trainer)
 
     def _now(self) -> list[str] | None:
         """The paths as they are now: a recording that was closed is a run file, one that goes on a journal."""
         paths = []
-        for given in self._paths:
-            path = Path(given)
+        for name in self._paths:
+            path = Path(name)
             if path.is_dir() and not any(path.glob("*.parquet")):
                 journals = sorted(str(each) for each in path.glob(f"*{_JOURNAL}"))
-                paths += journals or [given]
-            elif given.endswith(_JOURNAL) and not path.exists():
-                paths.append(given.removesuffix(_JOURNAL))
-            elif not path.exists() and Path(given + _JOURNAL).exists():
-                paths.append(given + _JOURNAL)
+                paths += journals or [name]
+            elif name.endswith(_JOURNAL) and not path.exists():
+                paths.append(name.removesuffix(_JOURNAL))
+            elif not path.exists() and Path(name + _JOURNAL).exists():
+                paths.append(name + _JOURNAL)
             else:
-                paths.append(given)
+                paths.append(name)
         return paths or None
 
     @contextmanager

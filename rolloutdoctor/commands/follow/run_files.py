@@ -67,8 +67,8 @@ class RunFilesFeed:
 
     def rewind(self) -> None:
         """Read all files again."""
-        for seen in self._seen.values():
-            seen.is_done = False
+        for entry in self._seen.values():
+            entry.is_done = False
         self._tables.clear()
         self._taken = StepSpans()
         self._is_rewound = True
@@ -76,10 +76,10 @@ class RunFilesFeed:
     def changed(self) -> bool:
         """Tell whether a file is new or has changed."""
         try:
-            found = expand(self._paths)
+            sources = expand(self._paths)
         except InputError:
             return False
-        stamps = {source.path: _stamp(source.path) for source in (*found.files, *found.metrics)}
+        stamps = {source.path: _stamp(source.path) for source in (*sources.files, *sources.metrics)}
         before, self._stamps = self._stamps, stamps
         self.replaced = any(path in self._seen and self._seen[path].stamp != stamp for path, stamp in stamps.items())
         return stamps != before
@@ -89,7 +89,7 @@ class RunFilesFeed:
         """Read the footers that are new, and give the steps that are whole."""
         self._is_rewound = False
         try:
-            found = expand(self._paths)
+            sources = expand(self._paths)
         except InputError as error:
             if ended:
                 raise
@@ -97,35 +97,35 @@ class RunFilesFeed:
             yield None
             return
         self.waits_for = ""
-        self._log(found.metrics)
+        self._log(sources.metrics)
         there: set[StepKey] = set()
-        for source in found.files:
+        for source in sources.files:
             there.update(self._look(source, counted, ended=ended))
-        known = [self._seen[source.path] for source in found.files if source.path in self._seen]
-        self.files = tuple(one.file.name for one in known)
-        if not known:
+        tracked = [self._seen[source.path] for source in sources.files if source.path in self._seen]
+        self.files = tuple(entry.file.name for entry in tracked)
+        if not tracked:
             yield None
             return
-        columns = frozenset.intersection(*(frozenset(one.file.columns) for one in known))
+        columns = frozenset.intersection(*(frozenset(entry.file.columns) for entry in tracked))
         if self._columns is not None and not columns >= self._columns:
             # A check of all files reads what all of them have: the steps that were counted have to be read again.
-            for one in known:
-                one.is_done = False
+            for entry in tracked:
+                entry.is_done = False
         self._columns = columns
-        dropped = {StepKey(*key) for one in known for key in one.file.metadata.dropped_steps}
-        begun, logged = _begun(known), self._logged
+        dropped = {StepKey(*key) for entry in tracked for key in entry.file.metadata.dropped_steps}
+        begun, logged = _begun(tracked), self._logged
         ready = tuple(whole_steps(there - dropped, counted, begun=begun, logged=logged, ended=ended or self._is_whole))
-        yield Fresh(self._run(known), ready) if ready else None
+        yield Fresh(self._run(tracked), ready) if ready else None
         for key in () if self._is_rewound else ready:
             self._taken.add(key)
 
-    def _run(self, known: Sequence[_Seen]) -> Run:
+    def _run(self, tracked: Sequence[_Seen]) -> Run:
         """The files that hold steps to be counted; one of the others, so that rows are named as in several files."""
-        chosen = [one for one in known if not one.is_done]
-        if len(chosen) == 1 and len(known) > 1:
-            chosen = [one for one in known if one.is_done][:1] + chosen
-        files = [one.file for one in chosen]
-        run = Run(files, agreed_metadata([one.file for one in known]), self.trail.metrics())
+        chosen = [entry for entry in tracked if not entry.is_done]
+        if len(chosen) == 1 and len(tracked) > 1:
+            chosen = [entry for entry in tracked if entry.is_done][:1] + chosen
+        files = [entry.file for entry in chosen]
+        run = Run(files, agreed_metadata([entry.file for entry in tracked]), self.trail.metrics())
         run.partial_columns |= run.columns - (self._columns or frozenset())
         run.columns &= self._columns or frozenset()
         return run
@@ -133,8 +133,8 @@ class RunFilesFeed:
     def _look(self, source: Source, counted: StepSpans, *, ended: bool) -> set[StepKey]:
         """Steps of a file that were not counted."""
         stamp = self._stamps.get(source.path) or _stamp(source.path)
-        seen = self._seen.get(source.path)
-        if seen is None or seen.stamp != stamp:
+        entry = self._seen.get(source.path)
+        if entry is None or entry.stamp != stamp:
             try:
                 file = read_footer(source, self._trainer, ALIASES)
                 row_groups = build_index([file])
@@ -144,31 +144,31 @@ class RunFilesFeed:
                 # Whoever writes it is not done: its footer comes last.
                 self.waits_for = str(error)
                 return set()
-            begun = max((one.high for one in row_groups), default=-1)
-            is_new = seen is None
-            seen = self._seen[source.path] = _Seen(stamp, file, row_groups, begun)
-            late = [key for key in self._keys(seen, StepSpans()) if key in self._taken] if is_new else []
+            begun = max((group.high for group in row_groups), default=-1)
+            is_new = entry is None
+            entry = self._seen[source.path] = _Seen(stamp, file, row_groups, begun)
+            late = [key for key in self._keys(entry, StepSpans()) if key in self._taken] if is_new else []
             if late:
                 raise late_rows(source.name, min(late))
-        if seen.is_done:
+        if entry.is_done:
             return set()
-        there = {key for key in self._keys(seen, counted) if key not in counted}
-        seen.is_done = not there
+        there = {key for key in self._keys(entry, counted) if key not in counted}
+        entry.is_done = not there
         return there
 
-    def _keys(self, seen: _Seen, counted: StepSpans) -> set[StepKey]:
-        found: set[StepKey] = set()
+    def _keys(self, entry: _Seen, counted: StepSpans) -> set[StepKey]:
+        keys: set[StepKey] = set()
         unclear = []
-        for one in seen.row_groups:
-            if one.only is not None:
-                found.add(one.only)
-            elif not all(counted.holds(one.low, one.high, split) for split in one.splits):
-                unclear.append(one)
+        for group in entry.row_groups:
+            if group.only is not None:
+                keys.add(group.only)
+            elif not all(counted.holds(group.low, group.high, split) for split in group.splits):
+                unclear.append(group)
         if unclear:
-            with seen.file.opened() as opened:
-                for one in unclear:
-                    found.update(key for key, _ in keys_of(opened, one.group, one.numbers))
-        return found
+            with entry.file.opened() as opened:
+                for row_group in unclear:
+                    keys.update(key for key, _ in keys_of(opened, row_group.group, row_group.numbers))
+        return keys
 
     def _log(self, tables: Sequence[Source]) -> None:
         """Read the tables of metrics that are new or have changed."""
@@ -176,27 +176,27 @@ class RunFilesFeed:
             stamp = _stamp(table.path)
             if self._tables.get(table.path) == stamp:
                 continue
-            found = read_metrics([table])
-            for key in found.steps():
-                self.trail.add(key, dict(found.at(key)))
+            metrics = read_metrics([table])
+            for key in metrics.steps():
+                self.trail.add(key, dict(metrics.at(key)))
                 if key.split == TRAIN:
                     self._logged = max(self._logged or 0, key.step)
             self._tables[table.path] = stamp
 
 
-def _begun(known: Sequence[_Seen]) -> int:
+def _begun(tracked: Sequence[_Seen]) -> int:
     """The latest step that every rank has begun."""
     latest: dict[str, int] = {}
-    for one in known:
-        found = _RANK.search(os.path.basename(one.file.source.path))  # noqa: PTH119 - an address perhaps
-        rank = found[1] if found else ""
-        latest[rank] = max(latest.get(rank, -1), one.begun)
+    for entry in tracked:
+        match = _RANK.search(os.path.basename(entry.file.source.path))  # noqa: PTH119 - an address perhaps
+        rank = match[1] if match else ""
+        latest[rank] = max(latest.get(rank, -1), entry.begun)
     return min(latest.values(), default=-1)
 
 
 def _stamp(path: str) -> Stamp:
     try:
-        found = os.stat(path)  # noqa: PTH116 - keeps the name as given
+        status = os.stat(path)  # noqa: PTH116 - keeps the name as given
     except OSError:
         return (-1, 0, 0)
-    return (found.st_size, found.st_mtime_ns, found.st_ino)
+    return (status.st_size, status.st_mtime_ns, status.st_ino)

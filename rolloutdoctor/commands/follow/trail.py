@@ -36,9 +36,9 @@ class Trail:
 
     def forget(self, before: int) -> None:
         """Let the values of the steps before this one go, but for those that first had a name and the first of all."""
-        kept = {key for names in self._names.values() for key in names.values()}
-        kept |= {StepKey(step, split) for split, steps in self._first.items() for step in steps}
-        for key in [key for key in self._values if key.step < before and key not in kept]:
+        kept_keys = {key for names in self._names.values() for key in names.values()}
+        kept_keys |= {StepKey(step, split) for split, steps in self._first.items() for step in steps}
+        for key in [key for key in self._values if key.step < before and key not in kept_keys]:
             del self._values[key]
 
     def last(self, split: str) -> int | None:

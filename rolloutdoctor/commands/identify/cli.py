@@ -45,14 +45,14 @@ def identify(
     options = groups.read_options(ReadOptions, source, part, device="cpu")
     run = dumps.opened(paths, source, quiet=quiet, logs_alone=True)
     check_target(output_file, "--output-file")
-    found = find(run, options)
+    identification = find(run, options)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
-    opt.deliver(RENDERERS[format_.value](found, style), output_file)
+    opt.deliver(RENDERERS[format_.value](identification, style), output_file)
     opt.warn_of_partial(run, quiet=quiet)
-    if found.nothing_identified:
-        first = found.stages[0]
+    if identification.nothing_identified:
+        first = identification.stages[0]
         how = f": {first.remedy}" if first.remedy else ""
         why = first.reason or "no configuration gives the logged values"
         say(f"nothing was identified: {why}{how}")
         raise SystemExit(NOTHING_CHECKED)
-    raise SystemExit(FINDINGS if found.recorded == "contradicts" else 0)
+    raise SystemExit(FINDINGS if identification.recorded == "contradicts" else 0)

@@ -25,8 +25,8 @@ def identify(run: Run, options: ReadOptions) -> Identification:
         configured = configure(run.metadata, options.trainer, options.layers)
     except UnstatedError:
         configured = None
-    known = known_of(run, options.trainer, options.layers, configured)
+    premises = known_of(run, options.trainer, options.layers, configured)
     metrics, dtype = comparable(run.metrics, configured), find_dtype(options.dtype)
-    reader = StepReader(run, options, metrics, known.trainers[0][0], dtype)
+    reader = StepReader(run, options, metrics, premises.trainers[0][0], dtype)
     with evaluation_mode():
-        return replace(Identifier(run, known, reader).find(), notes=run.notes.sentences)
+        return replace(Identifier(run, premises, reader).find(), notes=run.notes.sentences)

@@ -14,31 +14,33 @@ _LISTED = 4
 _INDENT = " " * 12
 
 
-def text(found: Identification, style: Style | None = None) -> str:
+def text(identification: Identification, style: Style | None = None) -> str:
     """Return the identification as lines of text."""
     width = (style or Style()).width
-    lines = [verdict(found), ""]
-    for stage in found.stages:
+    lines = [verdict(identification), ""]
+    for stage in identification.stages:
         lines += _stage_lines(stage)
-    lines.append(f"{'recorded':<12}{_recorded(found)}")
-    if not found.use and not found.nothing_identified:
+    lines.append(f"{'recorded':<12}{_recorded(identification)}")
+    if not identification.use and not identification.nothing_identified:
         lines.append(f"{'use':<12}nothing: no options of one known trainer compute all of this")
-    lines += [f"{'note':<12}{plain(note, 600)}" for note in found.notes]
-    return "\n".join([*wrapped(lines, width), *_command(found.use, width)]) + "\n"
+    lines += [f"{'note':<12}{plain(note, 600)}" for note in identification.notes]
+    return "\n".join([*wrapped(lines, width), *_command(identification.use, width)]) + "\n"
 
 
-def verdict(found: Identification) -> str:
+def verdict(identification: Identification) -> str:
     """Say in a sentence what was identified, and how the recorded options do."""
-    if found.nothing_identified:
-        reasons = [stage.reason for stage in found.stages if stage.reason]
+    if identification.nothing_identified:
+        reasons = [stage.reason for stage in identification.stages if stage.reason]
         return f"Nothing was identified: {reasons[0] if reasons else 'no configuration reproduces the logged values'}."
-    names = _listed([stage.stage for stage in found.stages if stage.is_identified])
-    agreeing = _listed([stage.stage for stage in found.stages if stage.recorded == "agrees"])
-    if found.recorded == "agrees":
-        return f"The recorded options reproduce the logged {agreeing}{''.join(map(_with_fault, found.faults))}."
-    contradicted = _listed([stage.stage for stage in found.stages if stage.recorded == "contradicts"])
+    names = _listed([stage.stage for stage in identification.stages if stage.is_identified])
+    agreeing = _listed([stage.stage for stage in identification.stages if stage.recorded == "agrees"])
+    if identification.recorded == "agrees":
+        return (
+            f"The recorded options reproduce the logged {agreeing}{''.join(map(_with_fault, identification.faults))}."
+        )
+    contradicted = _listed([stage.stage for stage in identification.stages if stage.recorded == "contradicts"])
     start = f"The log contradicts the recorded options of {contradicted}. " if contradicted else ""
-    if found.use:
+    if identification.use:
         return f"{start}The options under `use` reproduce the logged {names}."
     return f"{start}The formulas below reproduce the logged {names}; no single known trainer has all of them."
 
@@ -82,12 +84,12 @@ def _stage_lines(stage: Stage) -> Iterator[str]:
         return
     if stage.outcome == "none":
         yield f"{name}no configuration gives the logged values of {', '.join(map(plain, stage.quantities))}"
-    for number, one in enumerate(stage.classes):
+    for number, identified in enumerate(stage.classes):
         start = name if number == 0 and stage.outcome != "none" else _INDENT
         word = "nearest: " if stage.outcome == "none" else ("or: " if number else "")
-        yield f"{start}{word}{plain(one.words, 300)}{_belongs(one)}"
-        yield f"{_INDENT}{_evidence(stage, one)}"
-        yield from _also(one)
+        yield f"{start}{word}{plain(identified.words, 300)}{_belongs(identified)}"
+        yield f"{_INDENT}{_evidence(stage, identified)}"
+        yield from _also(identified)
     for out in stage.excluded:
         sample = "" if out.sample_id is None else f", sample {plain(out.sample_id, 40)}"
         yield (
@@ -98,27 +100,27 @@ def _stage_lines(stage: Stage) -> Iterator[str]:
         yield f"{_INDENT}to distinguish them: {stage.separate}"
 
 
-def _belongs(one: IdentifiedClass) -> str:
-    if one.trainer is None and not any(each.trainer for each in one.equivalent):
+def _belongs(identified: IdentifiedClass) -> str:
+    if identified.trainer is None and not any(each.trainer for each in identified.equivalent):
         return "; no known trainer computes this"
     return ""
 
 
-def _evidence(stage: Stage, one: IdentifiedClass) -> str:
-    is_all = one.matched == stage.compared
-    words = f"reproduces {'all ' if is_all else f'{one.matched:,} of '}{stage.compared:,} logged values"
+def _evidence(stage: Stage, identified: IdentifiedClass) -> str:
+    is_all = identified.matched == stage.compared
+    words = f"reproduces {'all ' if is_all else f'{identified.matched:,} of '}{stage.compared:,} logged values"
     if stage.distinct:
         words += f" ({stage.distinct:,} different ones, {stage.bits:.0f} bits of evidence each)"
-    words += f"; largest error {one.worst:.2g} times the rounding bound" if is_all else ""
-    return words + (f"; {one.where}" if one.where else "")
+    words += f"; largest error {identified.worst:.2g} times the rounding bound" if is_all else ""
+    return words + (f"; {identified.where}" if identified.where else "")
 
 
-def _also(one: IdentifiedClass) -> Iterator[str]:
-    said = [words for words in dict.fromkeys(map(_member, one.equivalent)) if words]
-    for words in said[:_LISTED]:
+def _also(identified: IdentifiedClass) -> Iterator[str]:
+    members = [words for words in dict.fromkeys(map(_member, identified.equivalent)) if words]
+    for words in members[:_LISTED]:
         yield f"{_INDENT}also: {plain(words, 400)}"
-    if len(said) > _LISTED:
-        yield f"{_INDENT}also: {len(said) - _LISTED} more that give the same values"
+    if len(members) > _LISTED:
+        yield f"{_INDENT}also: {len(members) - _LISTED} more that give the same values"
 
 
 def _member(each: Member) -> str:
@@ -128,15 +130,15 @@ def _member(each: Member) -> str:
     return f"{each.trainer} {options}" + (f" ({each.apart})" if each.apart else "")
 
 
-def _recorded(found: Identification) -> str:
+def _recorded(identification: Identification) -> str:
     words = {
         "agrees": "agrees",
         "contradicts": "contradicts the log",
         "cannot tell": "cannot be tested against the log",
         "absent": "no options are recorded",
-    }[found.recorded]
-    options = [f"{plain(name)}={plain(shown(value))}" for name, value in found.recorded_options.items()]
-    wrong = [stage.stage for stage in found.stages if stage.recorded == "contradicts"]
+    }[identification.recorded]
+    options = [f"{plain(name)}={plain(shown(value))}" for name, value in identification.recorded_options.items()]
+    wrong = [stage.stage for stage in identification.stages if stage.recorded == "contradicts"]
     where = f" ({', '.join(wrong)})" if wrong else ""
     return f"{', '.join(options)}: {words}{where}" if options else words
 

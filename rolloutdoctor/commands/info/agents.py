@@ -43,5 +43,5 @@ def absent_of_agent(columns: frozenset[str], context: Context, trainer: Trainer 
         context: the run.
         trainer: who made it, also where its options are not known.
     """
-    known = {} if trainer is None else trainer.agents
-    return {name: known.get(name) or remedy([name], context) for name in AGENT_COLUMNS if name not in columns}
+    agents = {} if trainer is None else trainer.agents
+    return {name: agents.get(name) or remedy([name], context) for name in AGENT_COLUMNS if name not in columns}

@@ -30,11 +30,11 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
     steps: set[int] = set()
     size = InputSummary()
     is_agent = shows_agent(run.columns, context)
-    for key, one, gaps in _sizes(run, options):
+    for key, step_size, gaps in _sizes(run, options):
         is_agent |= gaps
-        splits[key.split] = splits.get(key.split, 0) + one.rows
+        splits[key.split] = splits.get(key.split, 0) + step_size.rows
         steps.add(key.step)
-        size += one
+        size += step_size
     return RunInfo(
         files=run.files,
         input=size,

@@ -79,13 +79,13 @@ class @CLASS@(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information, if there is one such token."""
-        found = int(run.table["found"].sum())
-        if not found:
+        tokens = int(run.table["found"].sum())
+        if not tokens:
             return None
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
-            headline=f"{counted(found, 'trained token')} ({percent(run['tokens_share'])}) with different log-probs",
+            headline=f"{counted(tokens, 'trained token')} ({percent(run['tokens_share'])}) with different log-probs",
             message="say what this does to the update",
             evidence="say which logged value proves it",
             advice="say what to change",
@@ -102,8 +102,8 @@ TEST = """from rolloutdoctor.testing import diagnose_one, toy_batch
 
 
 def test_found():
-    found = diagnose_one("@CODE@", toy_batch([[1, 0]], rollout=-1.5), trainer="trl")
-    assert found == "@CODE@ info exposed: tokens_share 1"
+    outcome = diagnose_one("@CODE@", toy_batch([[1, 0]], rollout=-1.5), trainer="trl")
+    assert outcome == "@CODE@ info exposed: tokens_share 1"
 
 
 def test_clean():

@@ -53,7 +53,7 @@ class Pictures:
 
     def filled(self, gathered: Sequence[Gatherer]) -> "Pictures":
         """Take the figures that gathered the run, which come first, in the place of the own ones."""
-        figures = [one for one in gathered if isinstance(one, FigureAccumulator)]
+        figures = [gatherer for gatherer in gathered if isinstance(gatherer, FigureAccumulator)]
         self.figures = dict(zip(self.figures, figures, strict=False))
         return self
 
@@ -182,10 +182,10 @@ def check_and_gather(
         state, gathered = gather(ready, figures_of, *asked, progress=progress, executor=executor)
         pictures, report = _pictures(ready, kinds, labels), report_of(ready, state)
         gallery = pictures.filled(gathered).gallery()
-        if shows and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
+        if shows and any(finding.fix == SHOWN and finding.severity >= Severity.WARNING for finding in report.findings):
             with_fix = _pictures(ready, ["advantages"], [fix.label]).filled(gathered[len(pictures.figures) :])
             gallery = Gallery({**gallery.drawn, **with_fix.gallery().drawn}, gallery.left_out)
-        own = gathered[-1] if beside is not None else None
-        return report, marked(gallery, report, logged=bool(run.metrics.names())), own
+        extra = gathered[-1] if beside is not None else None
+        return report, marked(gallery, report, logged=bool(run.metrics.names())), extra
 
     return on_device(options, [run], checked, alone=executor in (None, Processes(1)))

@@ -70,26 +70,26 @@ def call(function: Callable[..., Any], case: Case, more: Mapping[str, object]) -
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         elif parameter.default is parameter.empty:
-            known = ", ".join(names[0] for names in PARAMETERS.values())
+            parameter_names = ", ".join(names[0] for names in PARAMETERS.values())
             raise UsageError(
                 f"{getattr(function, '__name__', function)}: no case has a {name}; pass {name}=..., name the parameter "
-                f"as one of {known}, or take the whole case: lambda case: ..."
+                f"as one of {parameter_names}, or take the whole case: lambda case: ..."
             )
     return first_tensor(function(**arguments), case)
 
 
-def first_tensor(found: object, case: Case) -> Tensor:
+def first_tensor(output: object, case: Case) -> Tensor:
     """Return the first tensor of what a function returned; a list of one tensor for each response is padded."""
-    if isinstance(found, Tensor):
-        return found
-    if isinstance(found, list | tuple) and len(found) == len(case.lengths) and _are_rows(found, case):
-        return case.pad(torch.cat([row.reshape(-1) for row in found]))
-    if isinstance(found, list | tuple) and found:
-        return first_tensor(found[0], case)
-    raise UsageError(f"the function returned {type(found).__name__}, and not a tensor or a tuple that begins with one")
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, list | tuple) and len(output) == len(case.lengths) and _are_rows(output, case):
+        return case.pad(torch.cat([row.reshape(-1) for row in output]))
+    if isinstance(output, list | tuple) and output:
+        return first_tensor(output[0], case)
+    raise UsageError(f"the function returned {type(output).__name__}, and not a tensor or a tuple that begins with one")
 
 
-def _are_rows(found: "list[object] | tuple[object, ...]", case: Case) -> bool:
+def _are_rows(rows: "list[object] | tuple[object, ...]", case: Case) -> bool:
     return all(
-        isinstance(row, Tensor) and row.numel() == length for row, length in zip(found, case.lengths, strict=True)
+        isinstance(row, Tensor) and row.numel() == length for row, length in zip(rows, case.lengths, strict=True)
     )

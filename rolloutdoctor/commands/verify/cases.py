@@ -82,9 +82,9 @@ class Case:
         reward_N, group_N = self.batch.column("reward").double(), self.group_index
         found_N = torch.zeros_like(reward_N)
         for group in torch.unique(group_N):
-            own = group_N == group
-            if (reward_N[own] != reward_N[own][0]).any():
-                found_N[own] = reward_N[own] - reward_N[own].mean()
+            in_group = group_N == group
+            if (reward_N[in_group] != reward_N[in_group][0]).any():
+                found_N[in_group] = reward_N[in_group] - reward_N[in_group].mean()
         return found_N[:, None].to(self.dtype) * self.response_mask
 
     def given_to(self, objective: Objective) -> RolloutBatch:

@@ -60,11 +60,11 @@ class RolloutCases:
         Raises:
             UsageError: if a name is none.
         """
-        known = {case.name: case for case in self.cases}
+        by_name = {case.name: case for case in self.cases}
         for name in names:
-            if name not in known:
-                raise UsageError(f"no case {name!r}; there are {', '.join(known)}")
-        return RolloutCases([known[name] for name in names])
+            if name not in by_name:
+                raise UsageError(f"no case {name!r}; there are {', '.join(by_name)}")
+        return RolloutCases([by_name[name] for name in names])
 
     def without(self, *names: str) -> "RolloutCases":
         """Return the cases without some, by name: those that a function does not take, such as groups of one."""
@@ -90,17 +90,17 @@ class RolloutCases:
         objective = objective_of(as_)
         batches = []
         for step, case in enumerate(self.cases):
-            given = case.given_to(objective)
+            inputs = case.given_to(objective)
             values = call(function, case, more).detach().double()
             if values.dim() == 2 and values.shape[1] == 1:
                 values = values[:, 0]
-            rows = {**given.per_row}
-            tokens = {**given.per_token}
+            rows = {**inputs.per_row}
+            tokens = {**inputs.per_token}
             if values.dim() == 1:
                 rows["advantage"] = values
             else:
                 tokens["advantages"] = case.pack(values)
-            batches.append(replace(given, step=step, per_row=rows, per_token=tokens))
+            batches.append(replace(inputs, step=step, per_row=rows, per_token=tokens))
         stage = _stage(batches, {}, trainer, options, "advantages", allow)
         if stage.outcome != FOLLOWS:
             where = [
@@ -112,7 +112,7 @@ class RolloutCases:
 
     def _named(self, reason: str) -> str:
         """Name cases where a sentence has steps."""
-        return re.sub(r"at step (\d+)", lambda found: f"in the case {self.cases[int(found[1])].name!r}", reason)
+        return re.sub(r"at step (\d+)", lambda match: f"in the case {self.cases[int(match[1])].name!r}", reason)
 
     def check_loss(self, function: Callable[..., Any], as_: str, *, part: str = "whole", **more: object) -> None:
         """Check a loss: its value, and its gradient by the policy's log-probs, the entropies and the router's loss.
@@ -130,13 +130,17 @@ class RolloutCases:
         wanted = loss_of(as_, part)
         # A function gets one micro-batch; how several add up is a law.
         expectations = [expected_loss(case, wanted) for case in self.cases if not case.has_micro_batches]
-        computed = [(one, ComputedLoss(function, one, more)) for one in expectations if isinstance(one, ExpectedLoss)]
+        computed = [
+            (expectation, ComputedLoss(function, expectation, more))
+            for expectation in expectations
+            if isinstance(expectation, ExpectedLoss)
+        ]
         if not computed:
             raise UsageError(f"{as_}: nothing to compare with: {next(iter(expectations), 'no case is left')}")
         wrong = next((words for expected, mine in computed if (words := mine.against(expected))), "")
         if wrong:
-            known = _class_of_loss([mine for _, mine in computed], as_, part)
-            raise AssertionError("; ".join(filter(None, (f"{as_}: {wrong}", known))))
+            loss_class = _class_of_loss([mine for _, mine in computed], as_, part)
+            raise AssertionError("; ".join(filter(None, (f"{as_}: {wrong}", loss_class))))
 
     def check_laws(self, function: Callable[..., Any], *names: str, **more: object) -> None:
         """Check laws of a function that computes advantages; see `laws.check_laws`.
@@ -177,16 +181,16 @@ class RolloutCases:
             raise UsageError(f"{as_}: the options have no KL term")
         mine = partial(kl.term, term.estimator, straight_through=term.straight_through)
         mine = partial(mine, input_bound=term.input_bound, clamp=term.clamp, finite=term.finite)
-        known = {f"{name}{plus}": partial(kl.term, name, straight_through=plus == "+") for name, plus in _KNOWN_KL}
-        differs, matches = [], set(known)
+        estimators = {f"{name}{plus}": partial(kl.term, name, straight_through=plus == "+") for name, plus in _KNOWN_KL}
+        differs, matches = [], set(estimators)
         for case in self.cases:
             computed = _kl_of(function, case, more)
             differs += [] if _is_kl(case, mine, computed) else [case.name]
-            matches = {name for name in matches if _is_kl(case, known[name], computed)}
+            matches = {name for name in matches if _is_kl(case, estimators[name], computed)}
         if differs:
             name = f"{term.estimator}{'+' if term.straight_through else ''}"
-            found = f"it computes {' or '.join(sorted(matches))}" if matches else "it is none of the known estimators"
-            raise AssertionError(f"{as_}: not the KL estimator {name}; {found} (cases: {', '.join(differs)})")
+            verdict = f"it computes {' or '.join(sorted(matches))}" if matches else "it is none of the known estimators"
+            raise AssertionError(f"{as_}: not the KL estimator {name}; {verdict} (cases: {', '.join(differs)})")
 
 
 def _stage(
@@ -214,17 +218,17 @@ def _class_of_loss(computed: "Sequence[ComputedLoss]", as_: str, part: str) -> s
     for candidate in of_trainer(configured.trainer, version, configured.trainer.choices.loss, layers):
         other = replace(wanted, objective=part_of(candidate.objective, part))
         pairs = [(expected_loss(mine.case, other), mine) for mine in computed]
-        agree = sum(isinstance(one, ExpectedLoss) and not mine.against(one) for one, mine in pairs)
+        agree = sum(isinstance(expected, ExpectedLoss) and not mine.against(expected) for expected, mine in pairs)
         if agree > best[0]:
             best = agree, ", ".join(f"{name}={value}" for name, value in candidate.options.items())
     return f"it computes {best[1]} ({best[0]} of {len(computed)} cases)" if best[1] else ""
 
 
-def _message(as_: str, what: str, where: Sequence[str], reason: str) -> str:
+def _message(as_: str, subject: str, where: Sequence[str], reason: str) -> str:
     """Say what a function computes in place of what the options do."""
     cases = f" (cases: {', '.join(where)})" if where else ""
-    words = reason.removeprefix(f"{what}: ").replace("logged ", "computed ").replace("recomputed ", "expected ")
-    return f"{as_}: {what}{': ' if what else ''}{words}{cases}"
+    words = reason.removeprefix(f"{subject}: ").replace("logged ", "computed ").replace("recomputed ", "expected ")
+    return f"{as_}: {subject}{': ' if subject else ''}{words}{cases}"
 
 
 def _kl_of(function: Callable[..., Any], case: Case, more: Mapping[str, object]) -> tuple[Tensor, Tensor | None]:
@@ -243,4 +247,4 @@ def _is_kl(case: Case, estimator: Callable[[Tensor], kl.Term], computed: tuple[T
     value, derivative = estimator(u)
     radius = ROUNDINGS * UNIT * (1 + value.abs() + u.abs() + derivative.abs())
     pairs = zip(computed, (value, derivative), strict=True)
-    return all(found is None or agree(found[mask], wanted, radius) for found, wanted in pairs)
+    return all(mine is None or agree(mine[mask], wanted, radius) for mine, wanted in pairs)

@@ -86,12 +86,12 @@ def verify(
     check_target(output_file, "--output-file")
     required = [stage.strip() for stage in require.split(",") if stage.strip()]
     with progress_bar(run.unit, quiet=quiet) as progress:
-        found = run_verify(run, options, required, tuple(allow or ()), progress)
+        verification = run_verify(run, options, required, tuple(allow or ()), progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
-    opt.deliver(RENDERERS[format_.value](found, style), output_file)
+    opt.deliver(RENDERERS[format_.value](verification, style), output_file)
     opt.warn_of_partial(run, quiet=quiet)
-    if found.worst() != FOLLOWS:
-        raise SystemExit(FINDINGS if found.worst() == DIFFERS else NOTHING_CHECKED)
+    if verification.worst() != FOLLOWS:
+        raise SystemExit(FINDINGS if verification.worst() == DIFFERS else NOTHING_CHECKED)
 
 
 def _write_test(target: str, source: groups.Source, function: str, *, quiet: bool) -> None:

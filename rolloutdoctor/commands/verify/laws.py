@@ -142,5 +142,5 @@ def check_laws(function: Callable[..., Any], *names: str, cases: tuple[Case, ...
                 )
 
 
-def _values(found: Tensor) -> Tensor:
-    return found.detach().double()
+def _values(output: Tensor) -> Tensor:
+    return output.detach().double()

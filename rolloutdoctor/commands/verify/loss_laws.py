@@ -57,20 +57,20 @@ def _masked_tokens(loss: Loss, case: Case) -> str:
 def _nan_slots(loss: Loss, case: Case) -> str:
     value, grad = _with_gradient(loss, case)
     unknown = _of_masked(case, _LOG_PROBS, lambda x_T: torch.full_like(x_T, torch.nan))
-    found, slope = _with_gradient(loss, unknown)
+    changed, slope = _with_gradient(loss, unknown)
     mask = case.response_mask.bool()
-    if found == value and torch.equal(slope[mask], grad[mask]):
+    if changed == value and torch.equal(slope[mask], grad[mask]):
         return ""
-    return f"the loss {value:.9g} becomes {found:.9g}" if found != value else "the gradient of other tokens changes"
+    return f"the loss {value:.9g} becomes {changed:.9g}" if changed != value else "the gradient of other tokens changes"
 
 
 def _micro_batches(loss: Loss, case: Case) -> str:
-    whole = float(loss(case).detach().sum())
+    total = float(loss(case).detach().sum())
     middle = len(case.lengths) // 2
     parts = [float(loss(case.part(start, stop)).detach().sum()) for start, stop in ((0, middle), (middle, None))]
-    if abs(sum(parts) - whole) <= _LOST * (abs(whole) + sum(map(abs, parts))):
+    if abs(sum(parts) - total) <= _LOST * (abs(total) + sum(map(abs, parts))):
         return ""
-    return f"{parts[0]:.9g} and {parts[1]:.9g} add up to {sum(parts):.9g}, and the loss of the batch is {whole:.9g}"
+    return f"{parts[0]:.9g} and {parts[1]:.9g} add up to {sum(parts):.9g}, and the loss of the batch is {total:.9g}"
 
 
 def _equal_rewards(loss: Loss, case: Case) -> str:

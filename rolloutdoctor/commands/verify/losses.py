@@ -47,7 +47,7 @@ def parsed(as_: str) -> tuple[str, dict[str, object]]:
     trainer, _, options = as_.partition(":")
     if not trainer.strip():
         raise UsageError(f"{as_!r}: expected NAME@RELEASE:OPTION=VALUE,...")
-    settings = [one.strip() for one in re.split(r",(?=[^,=]+=)", options) if one.strip()]
+    settings = [setting.strip() for setting in re.split(r",(?=[^,=]+=)", options) if setting.strip()]
     return trainer.strip(), dict(read_settings(settings, as_).values)
 
 
@@ -200,14 +200,14 @@ class ComputedLoss:
             return ""
         whose = "" if name == "policy_log_probs" else f" by the {_NOUNS[name]}"
         if not mine.dim():
-            found, wanted, where = float(mine), float(other), ""
+            slope, wanted, where = float(mine), float(other), ""
         else:
             excess = ((mine - other).abs() - radius).nan_to_num(float("inf"))
             row, token = divmod(int(excess.argmax()), mine.shape[1])
-            found, wanted = float(mine[row, token]), float(other[row, token])
+            slope, wanted = float(mine[row, token]), float(other[row, token])
             where = f" at token {token} of response {row}"
         return (
-            f"the gradient{whose} of the case {self.case.name!r} is {found:.6g}{where}, and {wanted:.6g} by the options"
+            f"the gradient{whose} of the case {self.case.name!r} is {slope:.6g}{where}, and {wanted:.6g} by the options"
         )
 
 

@@ -62,8 +62,8 @@ def verify(
     checked = check_in_parts(run, replace(options, rules=AUDITED), progress)
     report, doubts = checked.report, _doubts(checked)
     stages = [stage_of(report, stage, allowed, doubts, required=stage in required) for stage in STAGES]
-    known = tuple(stage for stage in stages if stage.required or stage.compared)
-    return Verification(report.trainer, report.trainer_version, known, report.notes)
+    compared_stages = tuple(stage for stage in stages if stage.required or stage.compared)
+    return Verification(report.trainer, report.trainer_version, compared_stages, report.notes)
 
 
 def _doubts(checked: CheckedRun) -> Mapping[str, Doubt]:
@@ -103,7 +103,7 @@ def stage_of(
     left = [entry.reason for entry in entries if entry.not_compared]
     if compared and not left:
         return judged
-    skipped = next((one for one in report.skipped if one.code in _of_differences(stage)), None)
+    skipped = next((entry for entry in report.skipped if entry.code in _of_differences(stage)), None)
     if skipped is not None and not entries:
         return replace(judged, outcome=UNTOLD, reason=skipped.reason, remedy=skipped.remedy)
     reason = next(filter(None, left), f"no logged {_NOUNS[stage]} could be compared")
@@ -138,8 +138,8 @@ def _difference(entries: Sequence[AuditEntry]) -> str:
 
 def _fault(entries: Sequence[AuditEntry]) -> str:
     fixes = ", ".join(dict.fromkeys(fix for entry in entries for fix in entry.with_fixes))
-    told = f" (fix {fixes})" if fixes else ""
-    return f"{_listed(entries)} follow only with a fault that the release has{told}"
+    named_fixes = f" (fix {fixes})" if fixes else ""
+    return f"{_listed(entries)} follow only with a fault that the release has{named_fixes}"
 
 
 def _listed(entries: Sequence[AuditEntry]) -> str:

@@ -81,8 +81,8 @@ def written_test(trainer: str, layers: Sequence[Layer], function: str = "") -> s
     if function and not name:
         raise UsageError(f"--function {function}: expected MODULE:NAME, such as my_trainer.advantages:compute_grpo")
     chosen = f"from {module} import {name} as FUNCTION" if function else "FUNCTION = None  # the function under test"
-    given = {key: value for layer in reversed(layers) for key, value in layer.values.items()}
-    options = ", ".join(f"{key}={value}" for key, value in given.items())
+    settings = {key: value for layer in reversed(layers) for key, value in layer.values.items()}
+    options = ", ".join(f"{key}={value}" for key, value in settings.items())
     used = {name: PARAMETERS[name] for name in PARAMETERS if name in cases[0]}
     return "\n".join(
         [

@@ -173,14 +173,14 @@ def _pages(
     inspector: "Inspector", other: "Inspector | None" = None
 ) -> dict[str, Callable[[Mapping[str, str]], Answer]]:
     pages: dict[str, Callable[[Mapping[str, str]], Answer]] = {
-        "step": lambda given: _answer(lambda: inspector.step(_key(given), given.get("fix"))),
-        "group": lambda given: _answer(lambda: inspector.group(_key(given), given.get("group", ""), given.get("fix"))),
+        "step": lambda query: _answer(lambda: inspector.step(_key(query), query.get("fix"))),
+        "group": lambda query: _answer(lambda: inspector.group(_key(query), query.get("group", ""), query.get("fix"))),
     }
     if other is not None:
         from rolloutdoctor.commands.view.query import against
 
-        pages["against"] = lambda given: _answer(
-            lambda: against(inspector, other, _key(given), given.get("group", ""), given.get("fix"))
+        pages["against"] = lambda query: _answer(
+            lambda: against(inspector, other, _key(query), query.get("group", ""), query.get("fix"))
         )
     return pages
 

@@ -51,10 +51,10 @@ def page_of(
     from rolloutdoctor.views.links import top_picture
 
     tell("reads every step, checks it and gathers its pictures")
-    found, gallery, worst = check_and_gather(run, KINDS, options, fixes, progress, executor, beside=WorstRows)
+    report, gallery, worst = check_and_gather(run, KINDS, options, fixes, progress, executor, beside=WorstRows)
     assert isinstance(worst, WorstRows)
-    found = of_worst_run(run, found, None)
-    top = top_picture(found, gallery.drawn)
+    report = of_worst_run(run, report, None)
+    top = top_picture(report, gallery.drawn)
     lead = None if top is None else top[0]
     drawings = []
     for kind, data in gallery.drawn.items():
@@ -64,15 +64,15 @@ def page_of(
     names = [PurePath(name).name for name in run.files]
     viewer = None
     if groups and not run.metrics_only and run.at_hand is not None:
-        viewer = escape(viewer_document(shared(Inspector(run.at_hand, options, names), found, groups)))
+        viewer = escape(viewer_document(shared(Inspector(run.at_hand, options, names), report, groups)))
     page = Page(
         name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
-        report=found,
+        report=report,
         drawings=drawings,
         gallery=gallery,
         definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
         lead=lead,
-        rows=[] if run.at_hand is None else worst.views(found.findings, options),
+        rows=[] if run.at_hand is None else worst.views(report.findings, options),
         viewer=viewer,
     )
     return render(page)

@@ -163,14 +163,14 @@ class Inspector:
             UsageError: if the fix is not known, or is not about this objective.
         """
         with self._lock:
-            found = self._evaluated(key, fix)
+            opened = self._evaluated(key, fix)
             return StepPage(
                 step=key.step,
                 split=key.split,
                 fix=fix,
-                problem=found.problem,
-                metrics=self._metrics(found),
-                groups=tuple(self._lines(key, found)),
+                problem=opened.problem,
+                metrics=self._metrics(opened),
+                groups=tuple(self._lines(key, opened)),
             )
 
     def group(self, key: StepKey, group_id: str, fix: str | None = None) -> GroupPage:
@@ -181,13 +181,13 @@ class Inspector:
             UsageError: if the fix is not known, or is not about this objective.
         """
         with self._lock:
-            found = self._evaluated(key, fix)
-            groups = self._rows_of(found.batch)
+            opened = self._evaluated(key, fix)
+            groups = self._rows_of(opened.batch)
             rows = groups.get(group_id)
             if rows is None:
-                known = ", ".join(map(repr, list(groups)[:3])) + (", ..." if len(groups) > 3 else "")
-                raise InputError(f"step {key.step} ({key.split}) has no group {group_id!r}; it has {known}")
-            return self._group(key, group_id, fix, found, rows)
+                listed = ", ".join(map(repr, list(groups)[:3])) + (", ..." if len(groups) > 3 else "")
+                raise InputError(f"step {key.step} ({key.split}) has no group {group_id!r}; it has {listed}")
+            return self._group(key, group_id, fix, opened, rows)
 
     def names(self, key: StepKey) -> frozenset[str]:
         """Return the sample_ids of a step.
@@ -201,14 +201,14 @@ class Inspector:
             return frozenset(self._evaluated(key, None).batch.sample_ids)
 
     def named(
-        self, key: StepKey, group_id: str, own: Collection[str], others: Collection[str], fix: str | None = None
+        self, key: StepKey, group_id: str, sample_ids: Collection[str], others: Collection[str], fix: str | None = None
     ) -> GroupPage:
         """Return the rows with certain sample_ids, and those of a group of this name that are of no other one.
 
         Args:
             key: the step.
             group_id: name of the group.
-            own: sample_ids of the group in another run.
+            sample_ids: sample_ids of the group in another run.
             others: all sample_ids of the step in that run.
             fix: as of `group`.
 
@@ -217,25 +217,27 @@ class Inspector:
             UsageError: if the fix is not known, or is not about this objective.
         """
         with self._lock:
-            found = self._evaluated(key, fix)
-            names = found.batch.sample_ids
-            alone = [row for row in self._rows_of(found.batch).get(group_id, ()) if names[row] not in others]
-            rows = [row for row, name in enumerate(names) if name in own]
-            return self._group(key, group_id, fix, found, [*rows, *alone])
+            opened = self._evaluated(key, fix)
+            names = opened.batch.sample_ids
+            alone = [row for row in self._rows_of(opened.batch).get(group_id, ()) if names[row] not in others]
+            rows = [row for row, name in enumerate(names) if name in sample_ids]
+            return self._group(key, group_id, fix, opened, [*rows, *alone])
 
-    def _group(self, key: StepKey, group_id: str, fix: str | None, found: _Opened, rows: Sequence[int]) -> GroupPage:
+    def _group(self, key: StepKey, group_id: str, fix: str | None, opened: _Opened, rows: Sequence[int]) -> GroupPage:
         cells = self._run.texts({key: rows}, ("prompt", "response"))
-        texts = {row: {name: text_of(cell) for name, cell in found.items()} for (_, row), found in cells.items()}
-        prompt = next((one["prompt"] for one in texts.values() if one.get("prompt")), None)
+        texts = {
+            row: {name: text_of(cell) for name, cell in row_cells.items()} for (_, row), row_cells in cells.items()
+        }
+        prompt = next((row_texts["prompt"] for row_texts in texts.values() if row_texts.get("prompt")), None)
         return GroupPage(
             step=key.step,
             split=key.split,
             group_id=group_id,
             fix=fix,
             prompt=prompt,
-            problem=found.problem,
-            completions=tuple(self._completion(found, row, texts.get(row, {}).get("response")) for row in rows),
-            trajectories=trajectories_of(found.batch, rows, found.evaluations.get(AS_CONFIGURED)),
+            problem=opened.problem,
+            completions=tuple(self._completion(opened, row, texts.get(row, {}).get("response")) for row in rows),
+            trajectories=trajectories_of(opened.batch, rows, opened.evaluations.get(AS_CONFIGURED)),
         )
 
     def _applies(self, fix: ChosenFix) -> bool:
@@ -272,7 +274,9 @@ class Inspector:
                 raise UsageError("a fix edits the objective, and nothing says which trainer made this run")
             base = compared(context.objective, [chosen])
             objectives = {AS_CONFIGURED: base, FIXED: chosen.apply(base)}
-        needed = set[str]().union(*(loss_columns(one) | optional_columns(one) for one in objectives.values()))
+        needed = set[str]().union(
+            *(loss_columns(objective) | optional_columns(objective) for objective in objectives.values())
+        )
         # The rules read what the metrics are made of, too.
         columns = (_SHOWN | OF_TURNS | needed | self._ready.plan.columns) & context.columns
         steps = StepRange(key.step, key.step + 1)
@@ -296,28 +300,28 @@ class Inspector:
                 )
         raise InputError(f"the run has no step {key.step} ({key.split})")
 
-    def _metrics(self, found: _Opened) -> tuple[StepMetric, ...]:
+    def _metrics(self, opened: _Opened) -> tuple[StepMetric, ...]:
         trainer = self._ready.context.trainer
-        evaluation = found.evaluations.get(AS_CONFIGURED)
-        made = {} if trainer is None or evaluation is None else trainer.metrics(evaluation)
-        names = [*found.logged, *(name for name in made if name not in found.logged)]
-        return tuple(StepMetric(name, found.logged.get(name), made.get(name)) for name in names)
+        evaluation = opened.evaluations.get(AS_CONFIGURED)
+        recomputed = {} if trainer is None or evaluation is None else trainer.metrics(evaluation)
+        names = [*opened.logged, *(name for name in recomputed if name not in opened.logged)]
+        return tuple(StepMetric(name, opened.logged.get(name), recomputed.get(name)) for name in names)
 
     @staticmethod
     def _rows_of(batch: RolloutBatch) -> dict[str, list[int]]:
         """Names of the groups to their rows, in the order of the file; without groups each row is one."""
         if batch.groups is None:
             return {batch.sample_name(row): [row] for row in range(len(batch))}
-        found: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for row, group in enumerate(batch.groups.index_N.tolist()):
-            found.setdefault(batch.group_name(group), []).append(row)
-        return found
+            groups.setdefault(batch.group_name(group), []).append(row)
+        return groups
 
-    def _lines(self, key: StepKey, found: _Opened) -> list[GroupLine]:
-        batch = found.batch
+    def _lines(self, key: StepKey, opened: _Opened) -> list[GroupLine]:
+        batch = opened.batch
         groups = self._rows_of(batch)
         cells = self._run.texts({key: [rows[0] for rows in groups.values()]}, ("prompt",))
-        configured, fixed = found.evaluations.get(AS_CONFIGURED), found.evaluations.get(FIXED)
+        configured, fixed = opened.evaluations.get(AS_CONFIGURED), opened.evaluations.get(FIXED)
         gradient_N = None if configured is None or configured.tokens is None else configured.tokens.grad_l1_N
         change_N = None if gradient_N is None or fixed is None or fixed.tokens is None else fixed.tokens.versus_l1_N
         lengths_N = (batch.trained if batch.has("response_mask") else batch.rows).diff().tolist()
@@ -325,7 +329,7 @@ class Inspector:
         result = []
         for name, rows in groups.items():
             rewards = [rewards_N[row] for row in rows]
-            known = [one for one in rewards if one is not None]
+            scores = [reward for reward in rewards if reward is not None]
             result.append(
                 GroupLine(
                     group_id=name,
@@ -333,36 +337,36 @@ class Inspector:
                     rows=len(rows),
                     tokens=sum(lengths_N[row] for row in rows),
                     rewards=tuple(rewards),
-                    spread=float(torch.tensor(known, dtype=torch.float64).std()) if len(known) > 1 else None,
+                    spread=float(torch.tensor(scores, dtype=torch.float64).std()) if len(scores) > 1 else None,
                     gradient=_share(gradient_N, rows, gradient_N),
                     change=_share(change_N, rows, gradient_N),
-                    flags=tuple(_flags(known, [lengths_N[row] for row in rows])),
+                    flags=tuple(_flags(scores, [lengths_N[row] for row in rows])),
                 )
             )
         return result
 
-    def _completion(self, found: _Opened, row: int, text: str | None) -> Completion:
-        batch = found.batch
+    def _completion(self, opened: _Opened, row: int, text: str | None) -> Completion:
+        batch = opened.batch
         start, stop = int(batch.rows[row]), int(batch.rows[row + 1])
-        here = slice(start, min(stop, start + MOST_TOKENS))
-        ids = tuple(batch.tokens_of("response_ids", here).tolist()) if batch.has("response_ids") else ()
-        mask = batch.tokens_of("response_mask", here).bool().tolist() if batch.has("response_mask") else ()
+        span = slice(start, min(stop, start + MOST_TOKENS))
+        ids = tuple(batch.tokens_of("response_ids", span).tolist()) if batch.has("response_ids") else ()
+        mask = batch.tokens_of("response_mask", span).bool().tolist() if batch.has("response_mask") else ()
         names = self._token_text
         return Completion(
             sample_id=batch.sample_name(row),
             status=batch.statuses[row] if batch.statuses else None,
             reward=_numbers(batch.column("reward")[row : row + 1])[0] if batch.has("reward") else None,
             rewards={name: _numbers(x_N[row : row + 1])[0] for name, x_N in batch.rewards.items()},
-            logged=None if found.advantage_N is None else _numbers(found.advantage_N[row : row + 1])[0],
-            differs=None if found.differs_N is None else bool(found.differs_N[row]),
-            recomputed=_advantage(found.evaluations.get(AS_CONFIGURED), row),
-            fixed=_advantage(found.evaluations.get(FIXED), row),
+            logged=None if opened.advantage_N is None else _numbers(opened.advantage_N[row : row + 1])[0],
+            differs=None if opened.differs_N is None else bool(opened.differs_N[row]),
+            recomputed=_advantage(opened.evaluations.get(AS_CONFIGURED), row),
+            fixed=_advantage(opened.evaluations.get(FIXED), row),
             text=text,
             length=stop - start,
             ids=ids,
-            pieces=tuple(names.get(one, f"⟨{one}⟩") for one in ids) if names else (),
+            pieces=tuple(names.get(token_id, f"⟨{token_id}⟩") for token_id in ids) if names else (),
             trained=tuple(mask),
-            values={name: tuple(_numbers(x_T)) for name, x_T in _token_values(found, here).items()},
+            values={name: tuple(_numbers(x_T)) for name, x_T in _token_values(opened, span).items()},
         )
 
 
@@ -377,12 +381,12 @@ def against(a: Inspector, b: Inspector, key: StepKey, group_id: str, fix: str | 
     left = a.group(key, group_id, fix)
     try:
         b.names(key)
-        right = b.named(key, group_id, {one.sample_id for one in left.completions}, names, fix)
+        right = b.named(key, group_id, {completion.sample_id for completion in left.completions}, names, fix)
     except (InputError, UsageError) as error:
         raise type(error)(f"the run beside it: {error}") from error
-    partners = {one.sample_id: one for one in right.completions}
-    joined = [(one, partners.pop(one.sample_id, None)) for one in left.completions]
-    pairs = [*joined, *((None, one) for one in partners.values())]
+    partners = {completion.sample_id: completion for completion in right.completions}
+    joined = [(completion, partners.pop(completion.sample_id, None)) for completion in left.completions]
+    pairs = [*joined, *((None, completion) for completion in partners.values())]
     return AgainstPage(
         step=key.step,
         split=key.split,
@@ -410,7 +414,7 @@ def shared(inspector: Inspector, report: Report, count: int) -> Mapping[str, obj
         report: what was found.
         count: how many groups at most.
     """
-    places = [(one.step, one.group_id) for finding in report.findings for one in finding.examples]
+    places = [(example.step, example.group_id) for finding in report.findings for example in finding.examples]
     overview = inspector.overview()
     splits: dict[int, list[str]] = {}
     for step, split, _ in overview.steps:
@@ -423,17 +427,17 @@ def shared(inspector: Inspector, report: Report, count: int) -> Mapping[str, obj
         for split in splits[step]
         if len(splits[step]) == 1 or any(line.group_id == group for line in inspector.step(StepKey(step, split)).groups)
     )
-    kept = list(islice(of_split, count))
-    held = {(key.step, key.split) for key, _ in kept}
-    found: dict[str, object] = {
-        "overview": replace(overview, fixes=(), steps=tuple(one for one in overview.steps if one[:2] in held)),
+    shown = list(islice(of_split, count))
+    held = {(key.step, key.split) for key, _ in shown}
+    pages: dict[str, object] = {
+        "overview": replace(overview, fixes=(), steps=tuple(step for step in overview.steps if step[:2] in held)),
         "judged": judged_body(Judged(report, ())),
     }
-    for key, group in kept:
+    for key, group in shown:
         where = f"step={key.step}&split={key.split}"
-        found[f"step?{where}"] = found.get(f"step?{where}") or inspector.step(key)
-        found[f"group?{where}&group={quote(group, safe=_UNQUOTED)}"] = inspector.group(key, group)
-    return found
+        pages[f"step?{where}"] = pages.get(f"step?{where}") or inspector.step(key)
+        pages[f"group?{where}&group={quote(group, safe=_UNQUOTED)}"] = inspector.group(key, group)
+    return pages
 
 
 _UNQUOTED = "!'()*-._~"
@@ -449,20 +453,20 @@ def judge(run: Run, options: CheckOptions, progress: Progress | None = None) -> 
     """
     measured = measure(run, options, progress=progress)
     both = measured.metrics.filter(pl.col("agrees").is_not_null(), split="train").sort("step")
-    series = [_series(str(name), own) for (name,), own in both.group_by("metric", maintain_order=True)]
-    return Judged(measured.check(), tuple(sorted(series, key=lambda one: (all(one.agrees), one.metric))))
+    series = [_series(str(name), frame) for (name,), frame in both.group_by("metric", maintain_order=True)]
+    return Judged(measured.check(), tuple(sorted(series, key=lambda curve: (all(curve.agrees), curve.metric))))
 
 
 def judged_body(judged: Judged) -> dict[str, Any]:
     """Return what was found as the page reads it: the JSON of `check`, and what it draws."""
-    marks = {one.name: one.marks for one in judged.report.vitals}
+    marks = {vital.name: vital.marks for vital in judged.report.vitals}
     return {**body(judged.report), "compared": judged.compared, "marks": marks}
 
 
-def _series(name: str, own: pl.DataFrame) -> MetricSeries:
+def _series(name: str, frame: pl.DataFrame) -> MetricSeries:
     # What disagrees is kept, whatever the length.
-    kept = own.filter(~pl.col("agrees") | (pl.int_range(pl.len()) % -(-len(own) // MOST_POINTS) == 0))
-    columns = (tuple(kept[column]) for column in ("step", "logged", "recomputed", "agrees"))
+    shown = frame.filter(~pl.col("agrees") | (pl.int_range(pl.len()) % -(-len(frame) // MOST_POINTS) == 0))
+    columns = (tuple(shown[column]) for column in ("step", "logged", "recomputed", "agrees"))
     return MetricSeries(name, *columns)
 
 
@@ -506,27 +510,27 @@ def _advantage(evaluation: Evaluation | None, row: int) -> float | None:
     return _numbers(evaluation.rows.advantage_N[row : row + 1])[0]
 
 
-def _token_values(found: _Opened, here: slice) -> dict[str, Tensor]:
+def _token_values(opened: _Opened, span: slice) -> dict[str, Tensor]:
     """Return the values by which tokens of the page can be coloured, in the order in which it offers them."""
-    batch, values = found.batch, dict[str, Tensor]()
+    batch, values = opened.batch, dict[str, Tensor]()
     for label, suffix in ((AS_CONFIGURED, ""), (FIXED, " with the fix")):
-        evaluation = found.evaluations.get(label)
-        kept = None if evaluation is None else evaluation.per_token
-        if kept is None:
+        evaluation = opened.evaluations.get(label)
+        per_token = None if evaluation is None else evaluation.per_token
+        if per_token is None:
             continue
-        values[f"gradient{suffix}"] = kept.grad_T[here]
-        values[f"advantage{suffix}"] = kept.advantage_T[here]
+        values[f"gradient{suffix}"] = per_token.grad_T[span]
+        values[f"advantage{suffix}"] = per_token.advantage_T[span]
         if not suffix:
-            values["ratio"], values["KL"] = kept.ratio_T[here], kept.kl_T[here]
+            values["ratio"], values["KL"] = per_token.ratio_T[span], per_token.kl_T[span]
     if batch.has("advantages"):
-        values["logged advantage"] = batch.tokens_of("advantages", here)
+        values["logged advantage"] = batch.tokens_of("advantages", span)
     if batch.has("old_log_probs", "rollout_log_probs"):
-        pair = (batch.tokens_of(name, here).double() for name in ("old_log_probs", "rollout_log_probs"))
+        pair = (batch.tokens_of(name, span).double() for name in ("old_log_probs", "rollout_log_probs"))
         values["sampler gap"] = next(pair) - next(pair)
     if batch.has("entropy"):
-        values["entropy"] = batch.tokens_of("entropy", here)
+        values["entropy"] = batch.tokens_of("entropy", span)
     if batch.has("policy_log_probs"):
-        values["log-prob"] = batch.tokens_of("policy_log_probs", here)
+        values["log-prob"] = batch.tokens_of("policy_log_probs", span)
     return values
 
 

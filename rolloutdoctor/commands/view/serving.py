@@ -68,9 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with a file of the page, or with what a question of it gives."""
         path, query = urlsplit(self.path).path, urlsplit(self.path).query
         # The name of another host means that a page from elsewhere was made to point here.
-        known = self.headers.get("Host") in self.server.hosts
+        is_known = self.headers.get("Host") in self.server.hosts
         prefix = self.server.prefix
-        if not known or not secrets.compare_digest(path[: len(prefix)].encode(), prefix.encode()):
+        if not is_known or not secrets.compare_digest(path[: len(prefix)].encode(), prefix.encode()):
             self._send(Answer(b"", HTTPStatus.NOT_FOUND), "text/plain")
             return
         name = path[len(prefix) :]

@@ -32,10 +32,10 @@ def trajectories_of(batch: RolloutBatch, rows: Sequence[int], evaluation: Evalua
     turns = turns_of(StepView(batch, {}, evaluations=evaluations), {})
     if turns.is_empty():
         return ()
-    whole = None if evaluation is None or evaluation.tokens is None else float(evaluation.tokens.grad_l1_N.sum())
-    by_row = {int(row): own for (row,), own in turns.group_by("row", maintain_order=True)}
-    found = [_trajectory(batch, name, own, by_row, whole) for name, own in _rows_of(batch, rows)]
-    return tuple(one for one in found if one.turns)
+    total = None if evaluation is None or evaluation.tokens is None else float(evaluation.tokens.grad_l1_N.sum())
+    by_row = {int(row): row_turns for (row,), row_turns in turns.group_by("row", maintain_order=True)}
+    trajectories = [_trajectory(batch, name, members, by_row, total) for name, members in _rows_of(batch, rows)]
+    return tuple(trajectory for trajectory in trajectories if trajectory.turns)
 
 
 def _rows_of(batch: RolloutBatch, rows: Sequence[int]) -> list[tuple[str | None, list[int]]]:
@@ -43,23 +43,23 @@ def _rows_of(batch: RolloutBatch, rows: Sequence[int]) -> list[tuple[str | None,
     if "trajectory_id" not in batch.per_row:
         return [(None, [row]) for row in rows]
     id_N = batch.per_row["trajectory_id"].cpu()
-    found: dict[int, list[int]] = {}
+    by_trajectory: dict[int, list[int]] = {}
     alone: list[tuple[str | None, list[int]]] = []
     for row in rows:
         trajectory = int(id_N[row])
         if trajectory < 0:
             alone.append((None, [row]))
-        elif trajectory not in found:
-            found[trajectory] = torch.nonzero(id_N == trajectory).flatten().tolist()
-    return [*((str(name), own) for name, own in found.items()), *alone]
+        elif trajectory not in by_trajectory:
+            by_trajectory[trajectory] = torch.nonzero(id_N == trajectory).flatten().tolist()
+    return [*((str(name), members) for name, members in by_trajectory.items()), *alone]
 
 
 def _trajectory(
-    batch: RolloutBatch, name: str | None, rows: list[int], by_row: Mapping[int, pl.DataFrame], whole: float | None
+    batch: RolloutBatch, name: str | None, rows: list[int], by_row: Mapping[int, pl.DataFrame], total: float | None
 ) -> Trajectory:
     turns = pl.concat([EMPTY_TURNS, *(by_row[row] for row in rows if row in by_row)])
     rewards = batch.column("reward")[rows].double() if batch.has("reward") else torch.zeros(0)
-    texts = {name: [own[row] for row in rows] if own else [] for name, own in _texts(batch).items()}
+    texts = {name: [column[row] for row in rows] if column else [] for name, column in _texts(batch).items()}
     gradient = None if turns["grad_l1"].null_count() else float(turns["grad_l1"].sum())
     return Trajectory(
         trajectory_id=name,
@@ -68,9 +68,9 @@ def _trajectory(
         statuses=tuple(dict.fromkeys(filter(None, texts["status"]))),
         errors=tuple(dict.fromkeys(filter(None, texts["error"]))),
         gradient=gradient,
-        share=_share(gradient, whole),
+        share=_share(gradient, total),
         count=len(turns),
-        turns=tuple(_turn(batch, line, whole) for line in turns.head(MOST_TURNS).iter_rows(named=True)),
+        turns=tuple(_turn(batch, line, total) for line in turns.head(MOST_TURNS).iter_rows(named=True)),
     )
 
 
@@ -78,18 +78,18 @@ def _texts(batch: RolloutBatch) -> Mapping[str, Sequence[str | None]]:
     return {"status": batch.statuses, "error": batch.errors}
 
 
-def _turn(batch: RolloutBatch, line: Mapping[str, Any], whole: float | None) -> Turn:
+def _turn(batch: RolloutBatch, line: Mapping[str, Any], total: float | None) -> Turn:
     names = ("turn", "author", "start", "stop", "version", "status", "error", "derived")
     return Turn(
         row=batch.sample_name(line["row"]),
         trained=line["trained_tokens"],
         gradient=line["grad_l1"],
-        share=_share(line["grad_l1"], whole),
+        share=_share(line["grad_l1"], total),
         **{name: line[name] for name in names},
     )
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
-    if part is None or whole is None:
+def _share(part: float | None, total: float | None) -> float | None:
+    if part is None or total is None:
         return None
-    return part / whole if whole else 0.0
+    return part / total if total else 0.0

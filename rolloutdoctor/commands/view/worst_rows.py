@@ -108,18 +108,18 @@ class WorstRows(Gatherer):
 
     def places(self, findings: Sequence[Finding]) -> list[Place]:
         """The rows to be shown: of the worst findings first."""
-        found: list[Place] = []
+        places: list[Place] = []
         for finding in findings:
-            one = next((each for each in finding.examples if each.sample_id is not None), None)
-            if one is not None and finding.severity >= Severity.WARNING and len(found) < MOST_ROWS // 2:
-                why = f"{finding.code} {finding.name}: {one.note}"
-                found.append(Place(StepKey(one.step, TRAIN), str(one.sample_id), why))
+            example = next((each for each in finding.examples if each.sample_id is not None), None)
+            if example is not None and finding.severity >= Severity.WARNING and len(places) < MOST_ROWS // 2:
+                why = f"{finding.code} {finding.name}: {example.note}"
+                places.append(Place(StepKey(example.step, TRAIN), str(example.sample_id), why))
         for name, why in _WHY.items():
             largest = self.table(name).filter(pl.col("size") > 0).sort("size", "step", descending=[True, False])
             for size, step, sample, total in largest.head(1).select("size", "step", "sample", "total").iter_rows():
                 words = why.format(value=size, step=step, share=100 * size / total)
-                found.append(Place(StepKey(step, TRAIN), sample, words))
-        return found
+                places.append(Place(StepKey(step, TRAIN), sample, words))
+        return places
 
     def views(self, findings: Sequence[Finding], options: ReadOptions) -> list[RowView]:
         """Read the rows that are to be shown: their steps once more, and their texts."""
@@ -127,15 +127,17 @@ class WorstRows(Gatherer):
         places = self.places(findings)
         for place in places:
             by_step.setdefault(place.key, []).append(place)
-        views = [(key, *one) for key, wanted in by_step.items() for one in self._of_step(key, wanted, options)]
-        found: dict[tuple[StepKey, int], RowView] = {}
-        for key, _, row, view in sorted(views, key=lambda one: places.index(one[1])):
-            same = found.get((key, row))
-            found[key, row] = view if same is None else replace(same, why=f"{same.why}; {view.why}")
+        views = [
+            (key, *row_view) for key, wanted in by_step.items() for row_view in self._of_step(key, wanted, options)
+        ]
+        by_row: dict[tuple[StepKey, int], RowView] = {}
+        for key, _, row, view in sorted(views, key=lambda entry: places.index(entry[1])):
+            same = by_row.get((key, row))
+            by_row[key, row] = view if same is None else replace(same, why=f"{same.why}; {view.why}")
         rows: dict[StepKey, list[int]] = {}
-        shown = dict(list(found.items())[:MOST_ROWS])
+        shown = dict(list(by_row.items())[:MOST_ROWS])
         for (key, row), view in shown.items():
-            rows.setdefault(key, []).extend({row, *(one.row for one in view.group)})
+            rows.setdefault(key, []).extend({row, *(member.row for member in view.group)})
         cells = self._ready.run.texts(rows, ("prompt", "response", "prompt_ids"))
         return [_with_texts(view, key, row, cells) for (key, row), view in shown.items()]
 
@@ -165,12 +167,12 @@ def _gaps(block: TokenBlock) -> Mapping[str, torch.Tensor]:
 
 def _view(batch: RolloutBatch, row: int, why: str, evaluation: Evaluation | None) -> RowView:
     start, stop = int(batch.rows[row]), int(batch.rows[row + 1])
-    here = slice(start, stop)
-    kept = None if evaluation is None else evaluation.per_token
-    grad = None if kept is None else kept.grad_T[here].double()
+    span = slice(start, stop)
+    per_token = None if evaluation is None else evaluation.per_token
+    grad = None if per_token is None else per_token.grad_T[span].double()
     gap = None
     if batch.has(*_PAIR):
-        gap = batch.tokens_of(_PAIR[0], here).double() - batch.tokens_of(_PAIR[1], here).double()
+        gap = batch.tokens_of(_PAIR[0], span).double() - batch.tokens_of(_PAIR[1], span).double()
     weight = grad if grad is not None and bool(grad.any()) else gap
     first, last = _window(weight, stop - start)
     part = slice(start + first, start + last)
@@ -199,13 +201,13 @@ def _view(batch: RolloutBatch, row: int, why: str, evaluation: Evaluation | None
         gradient_kept=float(grad[first:last].abs().sum()) / total if grad is not None and total else None,
         group=tuple(
             GroupRow(
-                one,
-                batch.sample_name(one),
-                of_row(reward_N, one),
-                of_row(advantage_N, one),
-                int(batch.rows[one + 1] - batch.rows[one]),
+                member,
+                batch.sample_name(member),
+                of_row(reward_N, member),
+                of_row(advantage_N, member),
+                int(batch.rows[member + 1] - batch.rows[member]),
             )
-            for one in _group_of(batch, row)
+            for member in _group_of(batch, row)
         ),
     )
 
@@ -230,14 +232,14 @@ def _window(weight: torch.Tensor | None, length: int) -> tuple[int, int]:
 def _with_texts(
     view: RowView, key: StepKey, row: int, cells: Mapping[tuple[StepKey, int], Mapping[str, object]]
 ) -> RowView:
-    own = cells.get((key, row), {})
+    row_cells = cells.get((key, row), {})
     return replace(
         view,
-        prompt=text_of(own.get("prompt")),
-        response=text_of(own.get("response")),
-        prompt_ids=_ids(own.get("prompt_ids")),
+        prompt=text_of(row_cells.get("prompt")),
+        response=text_of(row_cells.get("response")),
+        prompt_ids=_ids(row_cells.get("prompt_ids")),
         group=tuple(
-            replace(one, response=text_of(cells.get((key, one.row), {}).get("response"))) for one in view.group
+            replace(member, response=text_of(cells.get((key, member.row), {}).get("response"))) for member in view.group
         ),
     )
 
@@ -247,8 +249,8 @@ def text_of(cell: object) -> str | None:
     if cell is None or isinstance(cell, str):
         return cell if cell is None else _capped(cell)
     if isinstance(cell, Sequence):
-        parts = [one for one in cell if isinstance(one, Mapping)]
-        return _capped("\n".join(f"{one.get('role')}: {_capped(str(one.get('content')))}" for one in parts))
+        parts = [message for message in cell if isinstance(message, Mapping)]
+        return _capped("\n".join(f"{message.get('role')}: {_capped(str(message.get('content')))}" for message in parts))
     return _capped(str(cell))
 
 
@@ -259,4 +261,4 @@ def _capped(text: str) -> str:
 
 
 def _ids(cell: object) -> tuple[int, ...]:
-    return tuple(int(one) for one in cell) if isinstance(cell, Sequence) and not isinstance(cell, str) else ()
+    return tuple(int(token_id) for token_id in cell) if isinstance(cell, Sequence) and not isinstance(cell, str) else ()

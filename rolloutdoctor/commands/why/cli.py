@@ -73,11 +73,11 @@ def why(
 
         form = format_for(output)
     with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(scale.engine, scale.workers)) as progress:
-        found = explain(run, options, question, progress, executor)
+        explanation = explain(run, options, question, progress, executor)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     if output is not None and form is not None:
         from rolloutdoctor.pictures.table import drawn_file, figure_of
 
-        write_whole(drawn_file(figure_of("why", found), "why", form), output)
-    opt.deliver(RENDERERS[format_.value](found, replace(style, quiet=quiet)), output_file, colored=style.color)
+        write_whole(drawn_file(figure_of("why", explanation), "why", form), output)
+    opt.deliver(RENDERERS[format_.value](explanation, replace(style, quiet=quiet)), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)

@@ -29,9 +29,9 @@ def log_series(ready: PreparedRun, metric: str) -> pl.DataFrame:
     """Return what the log says of a quantity, or of a metric of its own name, ``step, value``."""
     if metric in ready.context.quantities:
         name, meaning = ready.context.quantities[metric]
-        found = logged(ready, name)
-        is_off = meaning.zero_when_off and not (found["value"] != 0).any()
-        return found.clear() if is_off else found.with_columns(value=meaning.offset + meaning.factor * pl.col("value"))
+        frame = logged(ready, name)
+        is_off = meaning.zero_when_off and not (frame["value"] != 0).any()
+        return frame.clear() if is_off else frame.with_columns(value=meaning.offset + meaning.factor * pl.col("value"))
     return logged(ready, metric)
 
 
@@ -39,8 +39,8 @@ def logged(ready: PreparedRun, name: str) -> pl.DataFrame:
     """Return the finite values of a metric in training steps."""
     metrics = ready.run.metrics
     pairs = [(key.step, metrics.at(key).get(name)) for key in metrics.steps() if key.split == TRAIN]
-    found = pl.DataFrame(pairs, {"step": pl.Int64, "value": pl.Float64}, orient="row")
-    return found.filter(pl.col("value").is_finite()).sort("step")
+    frame = pl.DataFrame(pairs, {"step": pl.Int64, "value": pl.Float64}, orient="row")
+    return frame.filter(pl.col("value").is_finite()).sort("step")
 
 
 def log_ledger(ready: PreparedRun, metric: str, at: int, windows: Windows) -> Ledger:
@@ -68,8 +68,8 @@ def log_ledger(ready: PreparedRun, metric: str, at: int, windows: Windows) -> Le
 
 
 def _mean(values: pl.DataFrame, name: str, window: list[int]) -> float:
-    found = values.filter(pl.col("step").is_in(window))[name]
-    return float(np.mean(found.to_numpy())) if len(found) else float("nan")
+    column = values.filter(pl.col("step").is_in(window))[name]
+    return float(np.mean(column.to_numpy())) if len(column) else float("nan")
 
 
 def _loss_terms(ready: PreparedRun, windows: Windows) -> pl.DataFrame:
@@ -88,28 +88,28 @@ def _loss_terms(ready: PreparedRun, windows: Windows) -> pl.DataFrame:
 
 def _sum_terms(ready: PreparedRun, metric: str, series: pl.DataFrame, windows: Windows) -> pl.DataFrame:
     """Return the terms that add up to the metric at every step of both windows, within what a log keeps of a number."""
-    own = []
+    addends = []
     if metric == "reward":
         names = sorted(ready.run.metrics.names())
-        own = [name for name in names if name.startswith("rewards/") and name.endswith("/mean")]
+        addends = [name for name in names if name.startswith("rewards/") and name.endswith("/mean")]
     elif metric == "clip_fraction":
-        known = ready.context.quantities
-        own = [known[name][0] for name in ("clip_fraction_low", "clip_fraction_high") if name in known]
-    found = series.filter(pl.col("step").is_in([*windows[0], *windows[1]]))
-    for name in own:
-        found = found.join(logged(ready, name).rename({"value": name}), on="step", how="left", maintain_order="left")
-    values, total = found.select(own).to_numpy(), found["value"].to_numpy()
-    if len(own) < 2 or len(found) < len(own) + 2 or np.isnan(values).any():
+        quantities = ready.context.quantities
+        addends = [quantities[name][0] for name in ("clip_fraction_low", "clip_fraction_high") if name in quantities]
+    table = series.filter(pl.col("step").is_in([*windows[0], *windows[1]]))
+    for name in addends:
+        table = table.join(logged(ready, name).rename({"value": name}), on="step", how="left", maintain_order="left")
+    values, total = table.select(addends).to_numpy(), table["value"].to_numpy()
+    if len(addends) < 2 or len(table) < len(addends) + 2 or np.isnan(values).any():
         return pl.DataFrame()
-    weights: np.ndarray | None = np.ones(len(own))
+    weights: np.ndarray | None = np.ones(len(addends))
     if np.abs(values.sum(axis=1) - total).max() > 1e-3 * np.abs(total).max():
         weights = reward_weights(values, total)
     if weights is None:
         return pl.DataFrame()
-    short = [name.removeprefix("rewards/").removesuffix("/mean") for name in own]
-    titles = [f"reward function {name}" for name in short] if metric == "reward" else own
+    short = [name.removeprefix("rewards/").removesuffix("/mean") for name in addends]
+    titles = [f"reward function {name}" for name in short] if metric == "reward" else addends
     terms = {title: values[:, k] * weights[k] for k, title in enumerate(titles)}
-    return pl.DataFrame({"step": found["step"]} | terms)
+    return pl.DataFrame({"step": table["step"]} | terms)
 
 
 def begun_at(report: Report, at: int, steps: Sequence[int]) -> tuple[Begun, ...]:
@@ -122,9 +122,9 @@ def begun_at(report: Report, at: int, steps: Sequence[int]) -> tuple[Begun, ...]
     """
     place = bisect_left(steps, at)
     near = set(steps[max(0, place - NEAR) : place + NEAR + 1])
-    found = [one for one in report.findings if one.onset is not None and one.onset in near]
-    found.sort(key=lambda one: (one.severity < Severity.WARNING, one.follows_from is not None))
-    return tuple(Begun(one.code, one.name, int(one.onset or 0), one.headline) for one in found)
+    findings = [finding for finding in report.findings if finding.onset is not None and finding.onset in near]
+    findings.sort(key=lambda finding: (finding.severity < Severity.WARNING, finding.follows_from is not None))
+    return tuple(Begun(finding.code, finding.name, int(finding.onset or 0), finding.headline) for finding in findings)
 
 
 def _coincidences(ready: PreparedRun, metric: str, windows: Windows) -> Iterator[str]:

@@ -119,7 +119,7 @@ def _why(
 ) -> Why:
     ready = prepare(run, replace(options, rules=(), split=TRAIN), lenient=False)
     metric = _canonical(question.metric, ready)
-    seen, units, rows, turns = InputSummary(), pl.DataFrame(), pl.DataFrame(), EMPTY_COUNTS
+    summary, units, rows, turns = InputSummary(), pl.DataFrame(), pl.DataFrame(), EMPTY_COUNTS
     if not run.metrics_only and metric in (*OF_ROWS, *OF_TOKENS):
         if question.at is not None:
             wanted = options.steps or StepRange()
@@ -132,33 +132,33 @@ def _why(
             _, (tables,) = gather(ready, units_of, metric, progress=progress, executor=executor, **how)
             if question.at is not None:
                 tables.cut(before[0], after[-1])
-            seen, rows, turns = tables.input, tables.rows(), tables.turns()
+            summary, rows, turns = tables.input, tables.rows(), tables.turns()
             units = rows if rows.is_empty() else valued(metric, rows, tables.cells())
     series = log_series(ready, metric) if units.is_empty() else by_step(metric, units)
     if series.is_empty():
         raise InputError(f"neither rows nor log hold the {_title(metric)}; `rolloutdoctor info` says what would")
     if run.metrics_only:
-        seen = InputSummary(steps=len(series))
+        summary = InputSummary(steps=len(series))
     ledgers = []
     for at in _changes(series, question):
         windows = _windows(series["step"].to_list(), at, question)
         if units.is_empty():
-            one = log_ledger(ready, metric, at, windows)
+            ledger = log_ledger(ready, metric, at, windows)
         else:
-            one = _with_log(ready, metric, windows, _Ledger(metric, at, windows, units, rows).result())
-        ledgers.append(replace(one, trajectories=compared(ready, rows, turns, windows)))
-    if run.metrics_only and not all(one.lines for one in ledgers):
+            ledger = _with_log(ready, metric, windows, _Ledger(metric, at, windows, units, rows).result())
+        ledgers.append(replace(ledger, trajectories=compared(ready, rows, turns, windows)))
+    if run.metrics_only and not all(ledger.lines for ledger in ledgers):
         report, steps = check(run, options), series["step"].to_list()
-        ledgers = [replace(one, judged=True, began=begun_at(report, one.at, steps)) for one in ledgers]
+        ledgers = [replace(ledger, judged=True, began=begun_at(report, ledger.at, steps)) for ledger in ledgers]
     # A level may change with the prompts of some steps.
-    ledgers = [one for one in ledgers if question.at is not None or one.stands_out]
+    ledgers = [ledger for ledger in ledgers if question.at is not None or ledger.stands_out]
     none = f"no change of the {_title(metric)} stands out from its noise; name a step with --at"
     configured = ready.configured
     return Why(
         version=__version__,
         device=find_device(options.device).type,
         dtype=options.dtype,
-        input=seen,
+        input=summary,
         trainer=None if configured is None else configured.trainer.name,
         trainer_version=None if configured is None else configured.version,
         config={} if configured is None else configured.settings(),
@@ -176,11 +176,11 @@ def _canonical(name: str, ready: PreparedRun) -> str:
     Raises:
         UsageError: if there is none.
     """
-    own = {logged: quantity for quantity, (logged, _) in ready.context.quantities.items()}
-    if name in own or name in BY_NAME or name in ready.run.metrics.names():
-        return own.get(name, name)
-    known = [*dict.fromkeys((*OF_ROWS, *OF_TOKENS, *own.values()))]
-    raise UsageError(f"no metric {name!r} (known: {', '.join(known)}){nearest(name, known)}")
+    quantities = {logged: quantity for quantity, (logged, _) in ready.context.quantities.items()}
+    if name in quantities or name in BY_NAME or name in ready.run.metrics.names():
+        return quantities.get(name, name)
+    names = [*dict.fromkeys((*OF_ROWS, *OF_TOKENS, *quantities.values()))]
+    raise UsageError(f"no metric {name!r} (known: {', '.join(names)}){nearest(name, names)}")
 
 
 def _title(metric: str) -> str:
@@ -205,14 +205,14 @@ def _changes(series: pl.DataFrame, question: Question) -> list[int]:
     return [int(series["step"][place]) for place in places]
 
 
-def _with_log(ready: PreparedRun, metric: str, windows: tuple[list[int], list[int]], found: Ledger) -> Ledger:
+def _with_log(ready: PreparedRun, metric: str, windows: tuple[list[int], list[int]], ledger: Ledger) -> Ledger:
     """Add what the log says of the same windows."""
     series = log_series(ready, metric)
     before, after = (series.filter(pl.col("step").is_in(window))["value"].mean() for window in windows)
     if before is None or after is None:
-        return found
+        return ledger
     name, *_ = ready.context.quantities.get(metric, (metric,))
-    return replace(found, logged=(name, cast(float, before), cast(float, after)))
+    return replace(ledger, logged=(name, cast(float, before), cast(float, after)))
 
 
 class _Ledger:
@@ -230,7 +230,7 @@ class _Ledger:
         inside, is_after = pl.col("step").is_in([*windows[0], *windows[1]]), pl.col("step") >= at
         self.rows = rows.filter(inside)
         self.outages = outages(self.rows, at) if metric == "reward" else []
-        lost = pl.concat([self.rows.select(ROW).clear(), *(one.rows for one in self.outages)]).unique()
+        lost = pl.concat([self.rows.select(ROW).clear(), *(outage.rows for outage in self.outages)]).unique()
         self.units = (
             units.filter(inside)
             .with_columns(
@@ -288,13 +288,13 @@ class _Ledger:
 
     def _components(self) -> tuple[list[str], list[Line]]:
         """Return the components of the value, and the line of the weights of reward functions, if they changed."""
-        own = [name for name in self.units.columns if name.startswith("value/") and name != "value/"]
+        components = [name for name in self.units.columns if name.startswith("value/") and name != "value/"]
         if self.metric == "loss":
-            size = self.units.select(pl.col(own).abs() * pl.col("weight")).sum().row(0)
-            return [name for name, of in zip(own, size, strict=True) if of > 1e-12 * max(size)] or own, []
-        if len(own) < 2:
+            size = self.units.select(pl.col(components).abs() * pl.col("weight")).sum().row(0)
+            return [name for name, of in zip(components, size, strict=True) if of > 1e-12 * max(size)] or components, []
+        if len(components) < 2:
             return ["value/"], []
-        values, reward = self.units.select(own).to_numpy(), self.units["value/"].to_numpy()
+        values, reward = self.units.select(components).to_numpy(), self.units["value/"].to_numpy()
         is_after, of_all = self.units["window"].to_numpy() == 1, reward_weights(values, reward)
         old, new = (
             of_all if of_all is not None else reward_weights(values[at], reward[at]) for at in (~is_after, is_after)
@@ -302,17 +302,17 @@ class _Ledger:
         if old is None or new is None:
             self.notes.append("the reward functions do not add up to the reward with any weights")
             return ["value/"], []
-        self.units = self.units.with_columns(pl.col(name) * w for name, w in zip(own, new, strict=True))
+        self.units = self.units.with_columns(pl.col(name) * w for name, w in zip(components, new, strict=True))
         weight = self.units["weight"].to_numpy()
-        means = [(weight[~is_after] * values[~is_after, k]).sum() for k in range(len(own))]
-        return own, [
+        means = [(weight[~is_after] * values[~is_after, k]).sum() for k in range(len(components))]
+        return components, [
             Line(
                 f"weight of {_function(name)}",
                 float((b - a) * mean),
                 words=f"its weight went from {number(float(a))} to {number(float(b))}",
                 count=int(is_after.sum()),
             )
-            for name, a, b, mean in zip(own, old, new, means, strict=True)
+            for name, a, b, mean in zip(components, old, new, means, strict=True)
             if abs(b - a) > 1e-6
         ]
 
@@ -327,51 +327,51 @@ class _Ledger:
 
     def _added_up(self) -> pl.DataFrame:
         """Add up the units that no split tells apart: the bootstrap goes through them many times."""
-        own = self.units.with_columns(pl.col(self.names) * pl.col("weight"))
-        found = own.group_by("window", "prompt", "lost", *self.factors, maintain_order=True)
-        return found.agg(pl.col("weight", *self.names).sum()).with_columns(pl.col(self.names) / pl.col("weight"))
+        weighted = self.units.with_columns(pl.col(self.names) * pl.col("weight"))
+        groups = weighted.group_by("window", "prompt", "lost", *self.factors, maintain_order=True)
+        return groups.agg(pl.col("weight", *self.names).sum()).with_columns(pl.col(self.names) / pl.col("weight"))
 
     def _mix(self) -> Iterator[Line]:
         if self.outages:
             words = "; ".join(outage.words for outage in self.outages)
             yield self._line(ledger.LOST, OUTAGE, self.units.filter("lost"), words)
         in_both = pl.col("window").n_unique().over("prompt") == 2
-        for one, is_own, window, words in (
+        for kind, is_own, window, words in (
             (ledger.NEW, ~in_both, 1, "prompts of the window after alone"),
             (ledger.GONE, ~in_both, 0, "prompts of the window before alone"),
             (ledger.DRAWN, in_both, 1, "prompts of both windows"),
         ):
             if self.found.comparable:
                 rows = self.units.filter(is_own, window=window)
-                yield self._line(one, _MIX[one], rows, f"{rows['prompt'].n_unique():,} {words}")
-        for one in self.factors:
-            change = self.found.classes[one]
+                yield self._line(kind, _MIX[kind], rows, f"{rows['prompt'].n_unique():,} {words}")
+        for factor in self.factors:
+            change = self.found.classes[factor]
             most = int(np.abs(change).argmax())
-            windows = [self.units.filter(pl.col(one) == most, window=window) for window in (0, 1)]
+            windows = [self.units.filter(pl.col(factor) == most, window=window) for window in (0, 1)]
             before, after = (100 * rows["weight"].sum() for rows in windows)
-            words = f"{self._class(one, most)}: {before:.3g} % before, {after:.3g} % after"
-            yield self._line(one, _MIX[one], windows[int(change[most] > 0)], words)
+            words = f"{self._class(factor, most)}: {before:.3g} % before, {after:.3g} % after"
+            yield self._line(factor, _MIX[factor], windows[int(change[most] > 0)], words)
 
     def _class(self, factor: str, code: int) -> str:
         if factor != "length":
             return f"{'positions ' if factor == 'position' else ''}{CLASSES[factor][code]}"
-        own = self.units.filter(length=code)["tokens"]
-        return f"{cast(int, own.min()):,} to {cast(int, own.max()):,} tokens"
+        lengths = self.units.filter(length=code)["tokens"]
+        return f"{cast(int, lengths.min()):,} to {cast(int, lengths.max()):,} tokens"
 
     def _rest(self) -> Iterator[Line]:
         """Yield the lines of what is left, one for each component."""
-        found, is_one = self.found, len(self.names) == 1
+        decomposed, is_one = self.found, len(self.names) == 1
         window, prompt = self.units["window"].to_numpy(), self.units["prompt"].to_numpy()
-        before = np.where(window == 0, found.weight_n, 0)
+        before = np.where(window == 0, decomposed.weight_n, 0)
         weight = np.bincount(prompt, before)
-        sums = np.bincount(prompt, before * found.residual_nK.sum(axis=1))
+        sums = np.bincount(prompt, before * decomposed.residual_nK.sum(axis=1))
         level = (sums / np.where(weight > 0, weight, 1))[prompt] if is_one else 0.0
-        what = "pass rate" if self.metric == "reward" else _title(self.metric)
-        whole = f"{what} on equal prompts" if found.comparable else f"{what}, prompts differing"
+        quantity = "pass rate" if self.metric == "reward" else _title(self.metric)
+        label = f"{quantity} on equal prompts" if decomposed.comparable else f"{quantity}, prompts differing"
         for k, name in enumerate(self.names):
-            share, called = found.lines[ledger.REST][k], _function(name)
-            cause = f"reward function {called}" if self.metric == "reward" and called else called or whole
-            excess = found.weight_n * (found.residual_nK[:, k] - level) * np.sign(share)
+            share, called = decomposed.lines[ledger.REST][k], _function(name)
+            cause = f"reward function {called}" if self.metric == "reward" and called else called or label
+            excess = decomposed.weight_n * (decomposed.residual_nK[:, k] - level) * np.sign(share)
             rows = self.units.with_columns(excess=pl.Series(excess)).filter(window=1)
             rows = rows.group_by(ROW, maintain_order=True).agg(pl.first("name"), pl.sum("excess"))
             rows = rows.sort("excess", descending=True, maintain_order=True)
@@ -416,7 +416,7 @@ class _Ledger:
         lacking = {"status": "truncation", "policy_version_min": "version lag"}
         if self.metric == "reward":
             lacking["rank"] = "outages of a rank"
-        gone = [f"{name} ({what})" for name, what in lacking.items() if self.rows[name].is_null().all()]
+        gone = [f"{name} ({meaning})" for name, meaning in lacking.items() if self.rows[name].is_null().all()]
         if not (self.rows["prompt"] != 0).any():
             gone.append("prompt_ids or prompt (prompts seen again)")
         left_out = len(self.rows) - self.units.select(ROW).n_unique()

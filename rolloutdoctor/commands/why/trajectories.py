@@ -22,8 +22,8 @@ def compared(ready: PreparedRun, rows: pl.DataFrame, counts: pl.DataFrame, windo
         counts: of `turn_counts`.
         windows: steps before and after.
     """
-    found = {} if rows.is_empty() else dict(_of_rows(rows, counts, windows))
-    return (*found.values(), *_of_log(ready, windows, found))
+    by_name = {} if rows.is_empty() else dict(_of_rows(rows, counts, windows))
+    return (*by_name.values(), *_of_log(ready, windows, by_name))
 
 
 def _of_rows(rows: pl.DataFrame, counts: pl.DataFrame, windows: Windows) -> Iterator[tuple[str, Compared]]:
@@ -54,9 +54,9 @@ def _means(
         yield name, Compared(name, before, after, "derived" if is_derived else "rows")
 
 
-def _of_log(ready: PreparedRun, windows: Windows, known: Mapping[str, Compared]) -> Iterator[Compared]:
+def _of_log(ready: PreparedRun, windows: Windows, by_name: Mapping[str, Compared]) -> Iterator[Compared]:
     for name in FROM_LOG:
-        if name in known or name not in ready.context.quantities:
+        if name in by_name or name not in ready.context.quantities:
             continue
         series = _logged(ready, name)
         before, after = (series.filter(pl.col("step").is_in(window))["value"].mean() for window in windows)

@@ -14,8 +14,8 @@ EMPTY_COUNTS = pl.DataFrame(schema=dict.fromkeys((*ROW, "turns", "tool_turns"), 
 def failed() -> pl.Expr:
     """Tell rows of the table `rows` that failed: null where neither error nor status says."""
     status = pl.col("status").str.to_lowercase().is_in(FAILED)
-    said = pl.col("error").is_not_null().any() | pl.col("status").is_not_null()
-    return pl.when(said).then(pl.col("error").is_not_null() | status.fill_null(value=False))
+    is_stated = pl.col("error").is_not_null().any() | pl.col("status").is_not_null()
+    return pl.when(is_stated).then(pl.col("error").is_not_null() | status.fill_null(value=False))
 
 
 def turn_counts(view: StepView) -> pl.DataFrame:

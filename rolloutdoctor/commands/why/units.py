@@ -67,7 +67,7 @@ class UnitTables(Gatherer):
         super().__init__()
         # A reward needs no evaluation.
         objective = None if metric == "reward" else objective
-        self.columns = frozenset(one.name for one in COLUMNS if not one.kind.per_token) | {
+        self.columns = frozenset(column.name for column in COLUMNS if not column.kind.per_token) | {
             "response_mask",
             "response_mask_pre",
         }
@@ -80,19 +80,19 @@ class UnitTables(Gatherer):
 
     def add(self, step: EvaluatedStep) -> None:
         """Measure one step; one that cannot be evaluated has no cells."""
-        batch, found = step.batch, step.evaluations.get(AS_CONFIGURED)
+        batch, evaluation = step.batch, step.evaluations.get(AS_CONFIGURED)
         groups = 0 if batch.groups is None else len(batch.groups)
         self.line("input", step=batch.step, rows=len(batch), steps=1, groups=groups, tokens=batch.tokens)
         view = StepView(batch, step.logged, evaluations=step.evaluations)
         self.keep("rows", rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
         self.keep("turns", turn_counts(view))
-        if found is None or found.per_token is None:
+        if evaluation is None or evaluation.per_token is None:
             return
-        kept, rule = found.per_token, found.objective.surrogate
+        per_token, rule = evaluation.per_token, evaluation.objective.surrogate
         row_T = torch.repeat_interleave(torch.arange(len(batch), device=batch.device), batch.rows.diff())
         place_T = torch.arange(batch.tokens, device=batch.device) - seg.expand(batch.rows[:-1], batch.rows)
         log_prob_T = batch.column("policy_log_probs" if batch.has("policy_log_probs") else "old_log_probs").double()
-        ratio_T, sign_T = kept.ratio_T, kept.advantage_T.sign()
+        ratio_T, sign_T = per_token.ratio_T, per_token.advantage_T.sign()
         clipped_T = ((sign_T > 0) & (ratio_T > 1 + rule.clip_high)) | ((sign_T < 0) & (ratio_T < 1 - rule.clip_low))
         positions = torch.tensor(POSITIONS[1:], device=batch.device)
         edges = torch.tensor(PROBABILITIES[1:], device=batch.device, dtype=torch.float64)
@@ -101,11 +101,11 @@ class UnitTables(Gatherer):
             "position": torch.bucketize(place_T, positions, right=True),
             "probability": torch.bucketize(log_prob_T.exp(), edges, right=True),
             "clip_fraction": clipped_T,
-            "loss": kept.loss_T.double(),
-            "grad_norm": kept.grad_T.double().square(),
+            "loss": per_token.loss_T.double(),
+            "grad_norm": per_token.grad_T.double().square(),
         }
-        if found.objective.kl_loss is not None:
-            values["kl"] = kept.kl_T.double()
+        if evaluation.objective.kl_loss is not None:
+            values["kl"] = per_token.kl_T.double()
         if batch.has("entropy"):
             values["entropy"] = batch.column("entropy").double()
         trained_T = batch.column("response_mask")
@@ -120,7 +120,7 @@ class UnitTables(Gatherer):
 
     def rows(self) -> pl.DataFrame:
         """Return the rows, `described`."""
-        empty = pl.DataFrame(schema=EMPTY_ROWS.schema | {name: one.dtype for name, one in ROW_COLUMNS.items()})
+        empty = pl.DataFrame(schema=EMPTY_ROWS.schema | {name: column.dtype for name, column in ROW_COLUMNS.items()})
         return described(concatenated([self.table("rows")], empty, by=ROW))
 
     def turns(self) -> pl.DataFrame:
@@ -178,8 +178,8 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
         value = pl.col("reward" if metric == "reward" else "tokens").cast(pl.Float64)
         functions = [name for name in rows.columns if name.startswith("rewards/") and metric == "reward"]
         parts = {f"value/{name}": pl.col(name).fill_nan(None).fill_null(0.0) for name in functions}
-        found = rows.filter(value.is_finite().fill_null(value=False))
-        return found.with_columns(weight=1 / pl.len().over("step"), **{"value/": value}, **parts)
+        finite = rows.filter(value.is_finite().fill_null(value=False))
+        return finite.with_columns(weight=1 / pl.len().over("step"), **{"value/": value}, **parts)
     if metric not in cells.columns:
         return pl.DataFrame()
     # What is not finite is left out before a weight is made.
@@ -242,11 +242,11 @@ def outages(rows: pl.DataFrame, at: int) -> list[Outage]:
         at: first step of the window after.
     """
     functions = [name for name in rows.columns if name.startswith("rewards/") and rows[name].is_not_null().any()]
-    found: list[Outage] = []
+    outages: list[Outage] = []
     for name in functions if len(functions) > 1 else ["reward"]:
         of_ranks = list(_runs(rows, name, ["rank"], at)) if rows["rank"].n_unique() > 1 else []
-        found += of_ranks or _runs(rows, name, [], at)
-    return found
+        outages += of_ranks or _runs(rows, name, [], at)
+    return outages
 
 
 def _runs(rows: pl.DataFrame, name: str, stream: list[str], at: int) -> Iterator[Outage]:
@@ -265,15 +265,15 @@ def _runs(rows: pl.DataFrame, name: str, stream: list[str], at: int) -> Iterator
     left, low = len(groups), int(groups["low"].sum())
     for run, length in runs.agg(length=pl.len()).sort("length", descending=True).iter_rows():
         elsewhere = (low - length + 1) / (left - length + 2)
-        own = groups.filter(run=run)
-        others = rows.join(own, on=key, how="anti", nulls_equal=True)["step"]
+        members = groups.filter(run=run)
+        others = rows.join(members, on=key, how="anti", nulls_equal=True)["step"]
         is_long = length > 1 and len(groups) * elsewhere**length <= _LONGEST
         if not is_long or (others < at).n_unique() < 2:
             return
         left, low = left - length, low - length
-        first, last = own["step"][0], own["step"][-1]
+        first, last = members["step"][0], members["step"][-1]
         span = f"steps {first} to {last}" if last != first else f"step {first}"
-        of = "".join(f" of {one} {own[one][0]}" for one in stream)
-        lost = rows.join(own, on=key, how="semi", nulls_equal=True).select(ROW)
+        of = "".join(f" of {name} {members[name][0]}" for name in stream)
+        lost = rows.join(members, on=key, how="semi", nulls_equal=True).select(ROW)
         called = name.removeprefix("rewards/")
         yield Outage(f"{called} at {lowest:g} in {len(lost):,} adjacent rows{of}, {span}", lost)

@@ -31,19 +31,19 @@ def score_radius(evaluation: Evaluation) -> Radius:
     """Radius of the score of each row before it is stored, ``[N]``: of sums of token rewards and of a KL penalty."""
     batch, rows = evaluation.batch, evaluation.rows
     assert rows is not None
-    found = Radius.of(torch.zeros_like(rows.score_N))
+    radius = Radius.of(torch.zeros_like(rows.score_N))
     rule, length_N = evaluation.objective.advantage, batch.rows.diff().double()
     if rule.sums_tokens and "token_rewards" in batch.per_token:
-        found = found + rounding.total(seg.total(batch.column("token_rewards").abs(), batch.rows), length_N)
+        radius = radius + rounding.total(seg.total(batch.column("token_rewards").abs(), batch.rows), length_N)
     if rule.length_term is not None:
-        found = found + _of_length_term(evaluation)
+        radius = radius + _of_length_term(evaluation)
     term = evaluation.objective.kl_reward
     if term is None or term.coef == 0 or not rule.sums_tokens:
-        return found
+        return radius
     kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype)
     assert kl_T is not None
     size_N = seg.total(kl_T.abs(), batch.rows)
-    return found + kl_terms(evaluation, term, size_N, length_N) * abs(term.coef)
+    return radius + kl_terms(evaluation, term, size_N, length_N) * abs(term.coef)
 
 
 def _of_length_term(evaluation: Evaluation) -> Radius:
@@ -144,14 +144,14 @@ def _of_group_score(evaluation: Evaluation) -> Radius:
     estimator = rule.of_group or ("grpo" if rule.spec.at_end else None)
     if estimator is None or not len(evaluation.batch):
         return Radius.of(torch.zeros((), dtype=torch.float64, device=evaluation.batch.device))
-    own = replace(rule, estimator=estimator, bounds=rule.score_bounds, whitened=False, token_levels=None)
+    inner_rule = replace(rule, estimator=estimator, bounds=rule.score_bounds, whitened=False, token_levels=None)
     if rule.spec.at_end:
-        own = replace(own, sums_tokens=False, masked_end="counts")
-    inner = replace(objective, advantage=own, kl_reward=None)
-    found = advantage_radius(
+        inner_rule = replace(inner_rule, sums_tokens=False, masked_end="counts")
+    inner = replace(objective, advantage=inner_rule, kl_reward=None)
+    radius = advantage_radius(
         Evaluation(evaluation.batch, inner, evaluate_rows(evaluation.batch, inner, evaluation.dtype), None)
     )
-    return Radius(found.largest.max(), found.likely.max())
+    return Radius(radius.largest.max(), radius.likely.max())
 
 
 def _unbounded(objective: Objective) -> Objective:
@@ -182,10 +182,10 @@ def _normalised_tokens(evaluation: Evaluation) -> Radius:
     assert rows is not None
     assert rows.advantage_T is not None
     estimated = as_estimated(batch, rule)
-    seen = token_scores(estimated, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
-    before_V = TOKEN_ESTIMATORS[rule.estimator].returns(seen, rule)
+    scores = token_scores(estimated, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
+    before_V = TOKEN_ESTIMATORS[rule.estimator].returns(scores, rule)
     if "values" in rule.spec.columns:
-        before_V = before_V - seen.columns["values"].double()
+        before_V = before_V - scores.columns["values"].double()
     error = rounding.total(3 * torch.maximum(_largest(before_V), _largest_term(evaluation)), _longest(evaluation))
     return _whitened(before_V, rows.advantage_T[batch.column("response_mask")], error)
 
@@ -229,15 +229,15 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
     if objective.advantage.centres_only:
         return error + rounding.mean(_largest(before_V), max(len(before_V), 1)) * 2
     parts = _parts(evaluation, before_V)
-    found = _largest_of([_whitened(before_V[part], value_V[part], error) for part in parts])
+    radius = _largest_of([_whitened(before_V[part], value_V[part], error) for part in parts])
     if objective.advantage.variance_floor or objective.advantage.whitening_epsilon is not None:
-        return found
+        return radius
     lost = [_of_difference(before_V[part], torch.ones_like(before_V[part]), _largest(value_V)) for part in parts]
-    return found + _largest_of(lost)
+    return radius + _largest_of(lost)
 
 
 def _largest_of(radii: Sequence[Radius]) -> Radius:
-    largest, likely = ([getattr(one, name).max() for one in radii] for name in ("largest", "likely"))
+    largest, likely = ([getattr(radius, name).max() for radius in radii] for name in ("largest", "likely"))
     return Radius(torch.stack(largest).max(), torch.stack(likely).max())
 
 
@@ -385,12 +385,12 @@ def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value
     worst = Radius(first.largest.max(), first.likely.max())
     if rule.token_levels is not None and rows.length_N is not None:
         groups = compared_groups(evaluation.batch, evaluation.objective)
-        seen = normalised(inner_N, rows.length_N, groups.index_N, alone(groups), rule.token_levels)
-        return rounding.scaled(size, count, (1 / seen.divisor).max(), value_N, error=worst)
-    found = rounding.scaled(size, count, factor, value_N, error=worst)
+        scaling = normalised(inner_N, rows.length_N, groups.index_N, alone(groups), rule.token_levels)
+        return rounding.scaled(size, count, (1 / scaling.divisor).max(), value_N, error=worst)
+    radius = rounding.scaled(size, count, factor, value_N, error=worst)
     if not rule.whitened or rule.variance_floor or rule.whitening_epsilon is not None:
-        return found
-    return found + _of_difference(inner_N, weight_N, value_N.abs())
+        return radius
+    return radius + _of_difference(inner_N, weight_N, value_N.abs())
 
 
 def _compared(evaluation: Evaluation) -> Groups:
@@ -466,7 +466,7 @@ def _of_each_reward(evaluation: Evaluation, groups: Groups, error: Radius) -> tu
     named = named_scores(evaluation.batch, evaluation.objective, evaluation.dtype)
     parts = list(named.values()) or [rows.score_N]
     weights = rule.reward_weights or (1.0,) * len(parts)
-    found, sum_N = Radius.of(torch.zeros_like(rows.score_N)), torch.zeros_like(rows.score_N)
+    radius, sum_N = Radius.of(torch.zeros_like(rows.score_N)), torch.zeros_like(rows.score_N)
     if rule.one_pass or rule.spec.of_others:
         parts = [named[name] for name in sorted(named)]
     for weight, part_N in zip(weights, parts, strict=False):
@@ -481,8 +481,8 @@ def _of_each_reward(evaluation: Evaluation, groups: Groups, error: Radius) -> tu
         value_N = torch.where(
             (std_N > 0) | (not rule.one_pass and not rule.spec.of_others), centred_N / (std_N + rule.epsilon), centred_N
         )
-        found = found + _centred(groups, (clean_N, centred_N, value_N), has_N, 1 / rule.epsilon, error) * abs(weight)
+        radius = radius + _centred(groups, (clean_N, centred_N, value_N), has_N, 1 / rule.epsilon, error) * abs(weight)
         if rule.one_pass:
-            found = found + _of_one_pass(stats, clean_N, rule) * abs(weight)
+            radius = radius + _of_one_pass(stats, clean_N, rule) * abs(weight)
         sum_N = sum_N + weight * value_N
-    return found + rounding.stored(sum_N) * len(parts), sum_N
+    return radius + rounding.stored(sum_N) * len(parts), sum_N

@@ -132,8 +132,8 @@ def clip_share_radius(evaluation: Evaluation) -> Radius:
     weight_N, level = torch.maximum(of_forward_N, of_micro_N), evaluation.objective.surrogate.level
     if level != "sequence-sum":  # else the loss weighs rows, not tokens
         weight_N = torch.maximum(weight_N, tokens.weight_N.abs().double())
-    found = (open_N * weight_N).sum()
-    return Radius.of(found if level == "token" else torch.maximum(found, ((open_N > 0) * over_forwards_N).sum()))
+    share = (open_N * weight_N).sum()
+    return Radius.of(share if level == "token" else torch.maximum(share, ((open_N > 0) * over_forwards_N).sum()))
 
 
 def row_share_radius(evaluation: Evaluation) -> Radius:
@@ -156,8 +156,8 @@ def chosen_k3_radius(evaluation: Evaluation, value: float) -> Radius:
     k3_T = torch.where(batch.column("response_mask"), drift_T.exp() - drift_T - 1, 0.0).nan_to_num(0.0)
     counted_N = evaluation.in_scope(evaluation.objective.denominator)
     reach_N = seg.high(k3_T, batch.rows).clamp(min=0) * (undecided(evaluation) > 0) * counted_N
-    own = rounding.k3(value) * sides(evaluation) + rounding.mean(value, max(batch.tokens, 1))
-    return own + Radius.of(reach_N.sum() / counted_N.sum().clamp(min=1))
+    radius = rounding.k3(value) * sides(evaluation) + rounding.mean(value, max(batch.tokens, 1))
+    return radius + Radius.of(reach_N.sum() / counted_N.sum().clamp(min=1))
 
 
 def clip_extreme_radius(evaluation: Evaluation) -> Radius:

@@ -65,14 +65,14 @@ def policy_radius(evaluation: Evaluation) -> Radius:
     size_N = tokens.policy_N.abs().nan_to_num(0.0)
     advantage_N = rows.advantage_N.abs().nan_to_num(0.0)
     over_N = torch.where(advantage_N > 0, size_N / advantage_N, 0.0)
-    own = rounding.ratio(over_N, length_N) * advantage_N
+    radius = rounding.ratio(over_N, length_N) * advantage_N
     if surrogate.level != "token" and not on_policy(evaluation):
-        own = own + relative_ratio(evaluation, size_N) * length_N.clamp(min=1).sqrt()
-    own = own + _of_row_weights(evaluation, size_N)
+        radius = radius + relative_ratio(evaluation, size_N) * length_N.clamp(min=1).sqrt()
+    radius = radius + _of_row_weights(evaluation, size_N)
     moved = advantage_radius(evaluation) * torch.maximum(over_N, length_N)
     if surrogate.bounds_probabilities and not on_policy(evaluation):
         moved = moved + Radius.of(_at_a_bound(evaluation) * advantage_N)
-    return own * sides(evaluation) + rounding.total(size_N, length_N.clamp(min=1)) + moved
+    return radius * sides(evaluation) + rounding.total(size_N, length_N.clamp(min=1)) + moved
 
 
 def _at_a_bound(evaluation: Evaluation) -> Tensor:
@@ -86,7 +86,7 @@ def _at_a_bound(evaluation: Evaluation) -> Tensor:
 
 def _of_row_weights(evaluation: Evaluation, size_N: Tensor) -> Radius:
     """Radius of terms that a product of a row's ratios multiplies: that of the sum of its log-ratios, relative."""
-    found = Radius.of(torch.zeros_like(size_N))
+    radius = Radius.of(torch.zeros_like(size_N))
     for gate in evaluation.objective.gates:
         if gate.kind == "importance" and gate.level != "token" and not gate.indicator:
             _, of_row_N, length_N = row_log_ratios(evaluation.batch, gate.of, gate.against)
@@ -95,8 +95,8 @@ def _of_row_weights(evaluation: Evaluation, size_N: Tensor) -> Radius:
                 of_row_N, length_N = map(evaluation.tokens.layout.micro_total, (of_row_N, length_N))
             count_N = length_N.clamp(min=1)
             of_sum = rounding.total(of_row_N, count_N) * (1.0 if gate.level == "sequence" else 1 / count_N)
-            found = found + of_sum * size_N
-    return found
+            radius = radius + of_sum * size_N
+    return radius
 
 
 def _policy_tokens(evaluation: Evaluation) -> Radius:
@@ -127,13 +127,13 @@ def _policy_tokens(evaluation: Evaluation) -> Radius:
 @remembered
 def loss_radius(evaluation: Evaluation) -> Radius:
     """Radius of the step's loss: the radii of its rows by their weights, and the addition of the rows."""
-    found = policy_loss_radius(evaluation)
+    radius = policy_loss_radius(evaluation)
     if evaluation.objective.kl_loss is not None:
-        found = found + kl_loss_radius(evaluation)
+        radius = radius + kl_loss_radius(evaluation)
     if evaluation.objective.entropy_bonus is None or isnan(evaluation.entropy_loss):
-        return found
+        return radius
     # The bonus is a mean of values of one sign.
-    return found + rounding.mean(abs(evaluation.entropy_loss), max(evaluation.batch.tokens, 1))
+    return radius + rounding.mean(abs(evaluation.entropy_loss), max(evaluation.batch.tokens, 1))
 
 
 def policy_loss_radius(evaluation: Evaluation) -> Radius:
@@ -151,14 +151,14 @@ def kl_loss_radius(evaluation: Evaluation) -> Radius:
     assert tokens is not None
     assert term is not None
     weight_N = (tokens.weight_N * evaluation.in_scope(evaluation.objective.kl) * term.coef).abs()
-    size_N, own = tokens.kl_N.abs().nan_to_num(0.0), kl_radius(evaluation)
+    size_N, radius = tokens.kl_N.abs().nan_to_num(0.0), kl_radius(evaluation)
     for gate in evaluation.objective.gates:
         if gate.on_kl and gate.kind == "importance":
             largest_N, lost = importance_weight(evaluation, gate)
-            weight_N, own = weight_N * largest_N, own + lost * size_N
+            weight_N, radius = weight_N * largest_N, radius + lost * size_N
         elif gate.on_kl and gate.kind == "off_policy":
-            own = own + Radius.of(torch.where(undecided_rows(evaluation, gate), size_N, 0.0))
-    return (own * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
+            radius = radius + Radius.of(torch.where(undecided_rows(evaluation, gate), size_N, 0.0))
+    return (radius * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
 
 
 def undecided_rows(evaluation: Evaluation, gate: TermWeight) -> Tensor:

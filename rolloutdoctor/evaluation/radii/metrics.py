@@ -71,8 +71,8 @@ def _reference_kl(estimator: str, weighted: bool, evaluation: Evaluation, _: flo
         drift_t = (policy_t - old_t).nan_to_num(0.0)
         size_t = size_t * drift_t.exp() * (1 + drift_t.abs())
     size, count = float(size_t.nan_to_num(0.0).sum()), max(len(u_t), 1)
-    own = rounding.kl(estimator, size, count) * (sides(evaluation) * (4 if weighted else 1))
-    return (own + rounding.total(size, count + 8)) * (1 / count)
+    radius = rounding.kl(estimator, size, count) * (sides(evaluation) * (4 if weighted else 1))
+    return (radius + rounding.total(size, count + 8)) * (1 / count)
 
 
 def _policy_mean(evaluation: Evaluation, _: float) -> Radius:
@@ -92,8 +92,8 @@ def _row_kl(evaluation: Evaluation) -> Radius:
     kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype)
     assert kl_T is not None
     size_N, rows = seg.total(kl_T.abs(), batch.rows), max(len(batch), 1)
-    own = kl_terms(evaluation, term, size_N, batch.rows.diff().clamp(min=1).double())
-    return (own.sum() + rounding.total(size_N.sum(), rows + 1)) * (1 / rows)
+    radius = kl_terms(evaluation, term, size_N, batch.rows.diff().clamp(min=1).double())
+    return (radius.sum() + rounding.total(size_N.sum(), rows + 1)) * (1 / rows)
 
 
 def _reward_kl(evaluation: Evaluation, _: float) -> Radius:
@@ -114,8 +114,8 @@ def _stored_kl(evaluation: Evaluation, _: float) -> Radius:
 
 def stored_mean_radius(evaluation: Evaluation, stored_T: Tensor) -> Radius:
     """Radius of the mean of what is stored as KL, and of its rounding when it is logged."""
-    found = _either_mean(token_kl_radius(evaluation, stored_T), stored_T, evaluation.batch.rows)
-    return found + rounding.stored(stored_T.double().nan_to_num(0.0).mean() if len(stored_T) else 0.0)
+    radius = _either_mean(token_kl_radius(evaluation, stored_T), stored_T, evaluation.batch.rows)
+    return radius + rounding.stored(stored_T.double().nan_to_num(0.0).mean() if len(stored_T) else 0.0)
 
 
 def token_kl_radius(evaluation: Evaluation, stored_T: Tensor) -> Radius:
@@ -124,18 +124,20 @@ def token_kl_radius(evaluation: Evaluation, stored_T: Tensor) -> Radius:
     assert term is not None
     kl_T = reward_kl_tokens(evaluation.batch, evaluation.objective, evaluation.dtype)
     assert kl_T is not None
-    own = rounding.kl(term.estimator, kl_T.double().abs().nan_to_num(0.0)) * (sides(evaluation) * max(term.coef, 1.0))
-    return own + rounding.stored(stored_T.nan_to_num(0.0)) * 2
+    radius = rounding.kl(term.estimator, kl_T.double().abs().nan_to_num(0.0)) * (
+        sides(evaluation) * max(term.coef, 1.0)
+    )
+    return radius + rounding.stored(stored_T.nan_to_num(0.0)) * 2
 
 
-def _either_mean(own: Radius, x_T: Tensor, rows: Tensor) -> Radius:
+def _either_mean(radius: Radius, x_T: Tensor, rows: Tensor) -> Radius:
     """Radius of the mean of some token values, taken over tokens or over rows of their means, whichever is larger."""
     length_N = rows.diff().clamp(min=1).double()
     weight_T = torch.maximum(
         seg.expand(1 / (length_N * max(len(length_N), 1)), rows), x_T.new_tensor(1 / max(len(x_T), 1)).double()
     )
     magnitude = (x_T.double().abs().nan_to_num(0.0) * weight_T).sum()
-    return (own * weight_T).sum() + rounding.mean(magnitude, max(len(x_T), 1))
+    return (radius * weight_T).sum() + rounding.mean(magnitude, max(len(x_T), 1))
 
 
 def _drift(evaluation: Evaluation, value: float) -> Radius:
@@ -165,16 +167,16 @@ def _advantages(evaluation: Evaluation, value: float) -> Radius:
     rows, batch = evaluation.rows, evaluation.batch
     assert rows is not None
     if rows.advantage_N is not None:
-        own, size = advantage_radius(evaluation), rows.advantage_N.abs().nan_to_num(0.0)
-        return Radius(own.largest.max(), own.likely.max()) + rounding.mean(size.max(), max(batch.tokens, 1))
+        radius, size = advantage_radius(evaluation), rows.advantage_N.abs().nan_to_num(0.0)
+        return Radius(radius.largest.max(), radius.likely.max()) + rounding.mean(size.max(), max(batch.tokens, 1))
     return token_advantage_radius(evaluation)
 
 
 def _rewards(evaluation: Evaluation, value: float) -> Radius:
     """Mean, extreme or standard deviation of the rewards, or of the scores that are made of them."""
-    own, size = _scores(evaluation)
+    radius, size = _scores(evaluation)
     largest = max(size, abs(value)) if len(evaluation.batch) else size
-    return own * 2 + rounding.std(largest, largest, max(len(evaluation.batch), 1))
+    return radius * 2 + rounding.std(largest, largest, max(len(evaluation.batch), 1))
 
 
 @remembered
@@ -225,8 +227,8 @@ def _ratio(evaluation: Evaluation, value: float) -> Radius:
 
 def _ratio_spread(evaluation: Evaluation, value: float) -> Radius:
     """Mean square of such means about their own mean, of parts whose largest mean is that much above 1."""
-    own = _ratio(evaluation, 1 + sqrt(abs(value) * max(int(evaluation.batch.trained[-1]), 1)))
-    return own * (4 * sqrt(abs(value)) + 4 * float(own)) + _mean(evaluation, value)
+    radius = _ratio(evaluation, 1 + sqrt(abs(value) * max(int(evaluation.batch.trained[-1]), 1)))
+    return radius * (4 * sqrt(abs(value)) + 4 * float(radius)) + _mean(evaluation, value)
 
 
 def _mean(evaluation: Evaluation, value: float) -> Radius:
@@ -309,7 +311,7 @@ def metric_radius(evaluation: Evaluation, kind: str, value: float) -> Radius:
         kind: what the metric is, a name in `METRICS`; `Trainer.log.kind_of` tells it.
         value: as recomputed.
     """
-    found = METRICS[kind](evaluation, value)
+    radius = METRICS[kind](evaluation, value)
     # The trainer stores its own value, which lies up to the radius from this one.
-    size = abs(value) + float(found)
-    return found + rounding.stored(size if isfinite(size) else 0.0)
+    size = abs(value) + float(radius)
+    return radius + rounding.stored(size if isfinite(size) else 0.0)

@@ -19,8 +19,8 @@ def remembered_by_row(radius_of: Callable[[Evaluation], Radius]) -> Callable[[Ev
     def inner(evaluation: Evaluation) -> Radius:
         if evaluation.whole is None:
             return of_whole(evaluation)
-        whole, rows = evaluation.whole
-        found = of_whole(whole)
-        return Radius(found.largest[rows], found.likely[rows])
+        joined, rows = evaluation.whole
+        radius = of_whole(joined)
+        return Radius(radius.largest[rows], radius.likely[rows])
 
     return inner

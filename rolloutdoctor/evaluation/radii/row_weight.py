@@ -36,12 +36,12 @@ def _lost(evaluation: Evaluation) -> Radius:
     objective = evaluation.objective
     pairs = [("policy_log_probs", objective.surrogate.old)]
     pairs += [("old_log_probs", "rollout_log_probs") for gate in objective.gates if gate.kind == "importance"]
-    found = Radius.of(0.0)
+    radius = Radius.of(0.0)
     for pair in pairs:
         total_N, size_N, length_N = row_log_ratios(evaluation.batch, *pair)
         # A difference and an addition for every token; `exp` in the end.
-        found += rounding.total(size_N, length_N.clamp(min=1)) + rounding.stored(size_N + total_N.abs() + 8)
-    return found
+        radius += rounding.total(size_N, length_N.clamp(min=1)) + rounding.stored(size_N + total_N.abs() + 8)
+    return radius
 
 
 def _highest(power: float, decay: float) -> float:

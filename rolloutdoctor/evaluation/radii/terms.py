@@ -20,12 +20,12 @@ def sides(evaluation: Evaluation) -> int:
 
 def kl_terms(evaluation: Evaluation, term: KlTerm, size_N: Tensor, count_N: Tensor) -> Radius:
     """Radius of the KL terms of each row, ``[N]``, given their sum: that of the terms and of their addition."""
-    own = rounding.kl(term.estimator, size_N, count_N)
+    radius = rounding.kl(term.estimator, size_N, count_N)
     old = term.ratio_to or evaluation.objective.surrogate.old
     if term.ratio_weighted and not on_policy(evaluation, old):
         # Each term is multiplied by a ratio, whose own relative radius it takes over.
-        own = own + relative_ratio(evaluation, size_N, old)
-    return own * sides(evaluation) + rounding.total(size_N, count_N)
+        radius = radius + relative_ratio(evaluation, size_N, old)
+    return radius * sides(evaluation) + rounding.total(size_N, count_N)
 
 
 def on_policy(evaluation: Evaluation, old: str | None = None) -> bool:

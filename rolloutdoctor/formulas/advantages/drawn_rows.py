@@ -80,16 +80,16 @@ def sources(value_T: Tensor, beyond: float, given_T: Tensor, mask_T: Tensor, row
     probe_NP = trained[:-1, None] + (share_P * last_N[:, None]).round().long()
     token_NP = place_V[probe_NP.clamp(max=len(place_V) - 1)]
     slack = SAME * value_T.abs().max()
-    found = own_N.clone()
+    source_N = own_N.clone()
     size = max(1, CELLS // (PROBES * count))
     for first in range(0, count, size):
-        here = slice(first, first + size)
-        position_nP = token_NP[here] - rows[:-1][here, None]
+        span = slice(first, first + size)
+        position_nP = token_NP[span] - rows[:-1][span, None]
         at_nPN = rows[:-1] + position_nP[:, :, None]
         made_nPN = torch.where(at_nPN < rows[1:], value_T[at_nPN.clamp(0, len(value_T) - 1)], beyond)
-        gap_nN = (made_nPN - given_T[token_NP[here]][:, :, None]).abs().amax(1).nan_to_num(torch.inf)
+        gap_nN = (made_nPN - given_T[token_NP[span]][:, :, None]).abs().amax(1).nan_to_num(torch.inf)
         least_n, nearest_n = gap_nN.min(1)
-        own_n = own_N[here]
+        own_n = own_N[span]
         is_own_n = gap_nN.gather(1, own_n[:, None])[:, 0] <= least_n + slack
-        found[here] = torch.where(is_own_n, own_n, nearest_n)
-    return torch.where(trained.diff() > 0, found, own_N)
+        source_N[span] = torch.where(is_own_n, own_n, nearest_n)
+    return torch.where(trained.diff() > 0, source_N, own_N)

@@ -46,11 +46,11 @@ def row_sums(x: Tensor) -> Tensor:
     Every addition is one of its own, so that any other processor gets the same bits. Source: ATen ``SumKernel.cpp``,
     ``vectorized_inner_sum`` and, for fewer than eight values, ``scalar_inner_sum``.
     """
-    whole = x.shape[1] // _LANES * _LANES
-    if not whole:
+    aligned = x.shape[1] // _LANES * _LANES
+    if not aligned:
         return _sum_of_registers(x)
-    lanes = _sum_of_registers(x[:, :whole].reshape(len(x), -1, _LANES))
-    return _in_turn([x.new_zeros(len(x)), *x[:, whole:].unbind(1), *lanes.unbind(1)])
+    lanes = _sum_of_registers(x[:, :aligned].reshape(len(x), -1, _LANES))
+    return _in_turn([x.new_zeros(len(x)), *x[:, aligned:].unbind(1), *lanes.unbind(1)])
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -62,15 +62,15 @@ def _sums(x: Tensor) -> Tensor:
     if columns == 1:
         return row_sums(x.flatten(1)).view(x[:, 0].shape)
     block = _REGISTERS * (_LANES if columns >= _LANES else 1)
-    whole = columns // block * block
-    return torch.cat([_cascade(x[:, :, :whole]), _sum_of_registers(x[:, :, whole:])], 1)
+    aligned = columns // block * block
+    return torch.cat([_cascade(x[:, :, :aligned]), _sum_of_registers(x[:, :, aligned:])], 1)
 
 
 def _sum_of_registers(x: Tensor) -> Tensor:
     """Add up over axis 1 in four registers, ``[k, n, ...] -> [k, ...]``."""
-    whole = x.shape[1] // _REGISTERS * _REGISTERS
-    first, *others = _cascade(x[:, :whole].reshape(len(x), whole // _REGISTERS, _REGISTERS, *x.shape[2:])).unbind(1)
-    return _in_turn([first, *x[:, whole:].unbind(1), *others])
+    aligned = x.shape[1] // _REGISTERS * _REGISTERS
+    first, *others = _cascade(x[:, :aligned].reshape(len(x), aligned // _REGISTERS, _REGISTERS, *x.shape[2:])).unbind(1)
+    return _in_turn([first, *x[:, aligned:].unbind(1), *others])
 
 
 def _cascade(x: Tensor) -> Tensor:

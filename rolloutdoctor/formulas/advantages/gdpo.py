@@ -25,7 +25,7 @@ def gdpo(scores: Scores, rule: AdvantageRule) -> Advantages:
     value_N = torch.zeros_like(scores.score_N)
     baseline_N = torch.zeros_like(scores.score_N)
     for weight, part_N in zip(weights, parts_N, strict=False):
-        found = grpo(scores.of(part_N), rule)
-        value_N = value_N + weight * found.value_N
-        baseline_N = baseline_N + weight * found.baseline_N
+        advantages = grpo(scores.of(part_N), rule)
+        value_N = value_N + weight * advantages.value_N
+        baseline_N = baseline_N + weight * advantages.baseline_N
     return Advantages(whiten(value_N, scores.length_N, scores.population), baseline_N)

@@ -43,7 +43,7 @@ def by_number(groups: Groups, group_ids: Sequence[str]) -> Groups:
 
 def _numbers(group_ids: Sequence[str]) -> list[int] | None:
     """The whole numbers that the ids spell, by Python's rules as verl's; None if one of them spells none."""
-    found = []
+    numbers = []
     for each in group_ids:
         try:
             number = int(each)
@@ -51,5 +51,5 @@ def _numbers(group_ids: Sequence[str]) -> list[int] | None:
             return None
         if not -(2**63) <= number < 2**63:
             return None
-        found.append(number)
-    return found or None
+        numbers.append(number)
+    return numbers or None

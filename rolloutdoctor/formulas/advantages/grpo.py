@@ -67,12 +67,12 @@ def gpg(scores: Scores, rule: AdvantageRule) -> Advantages:
     Source: arXiv 2504.02546; verl ``compute_gpg_outcome_advantage`` (f_norm = 1).
     """
     mean_N = scores.mean_N()
-    found = singleton_advantage(
+    advantages = singleton_advantage(
         scores, Advantages(scores.of_baseline_rows(scores.score_N - mean_N), mean_N), rule.singleton
     )
     nonzero = (scores.in_baseline_N & (scores.score_N != 0)).sum().clamp(min=1)
     alpha = scores.in_baseline_N.sum().double() / nonzero
-    return Advantages(found.value_N * alpha, found.baseline_N)
+    return Advantages(advantages.value_N * alpha, advantages.baseline_N)
 
 
 def grpo_passk(scores: Scores, rule: AdvantageRule) -> Advantages:
@@ -117,7 +117,7 @@ def reinforce_plus_plus_baseline(scores: Scores, rule: AdvantageRule) -> Advanta
         CannotComputeError: if the step has fewer than two trained tokens, where verl's whitening fails.
     """
     mean_N = scores.mean_N()
-    found = singleton_advantage(
+    advantages = singleton_advantage(
         scores, Advantages(scores.of_baseline_rows(scores.score_N - mean_N), mean_N), rule.singleton
     )
-    return Advantages(whiten(found.value_N, scores.length_N, scores.population), found.baseline_N)
+    return Advantages(whiten(advantages.value_N, scores.length_N, scores.population), advantages.baseline_N)

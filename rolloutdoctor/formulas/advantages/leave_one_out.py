@@ -21,11 +21,11 @@ def rloo(scores: Scores, rule: AdvantageRule) -> Advantages:
     baseline_rows_N = scores.baseline_rows_N
     factor_N = torch.where(baseline_rows_N > 1, baseline_rows_N / (baseline_rows_N - 1), 0.0)
     value_N = scores.of_baseline_rows(factor_N * (scores.score_N - scores.mean_N()))
-    found = singleton_advantage(scores, Advantages(value_N, scores.score_N - value_N), rule.singleton)
+    advantages = singleton_advantage(scores, Advantages(value_N, scores.score_N - value_N), rule.singleton)
     if not rule.normalised:
-        return found
+        return advantages
     able_N = scores.in_baseline_N & (baseline_rows_N > 1)
-    return found._replace(value_N=over_batch(found.value_N, able_N, rule.epsilon, scores.whole))
+    return advantages._replace(value_N=over_batch(advantages.value_N, able_N, rule.epsilon, scores.whole))
 
 
 def rloo_scaled(scores: Scores, rule: AdvantageRule) -> Advantages:
@@ -33,9 +33,9 @@ def rloo_scaled(scores: Scores, rule: AdvantageRule) -> Advantages:
 
     Source: ms-swift ``compute_advantages`` (swift/rl_core/advantage.py).
     """
-    found = rloo(scores, rule)
-    return found._replace(
-        value_N=found.value_N / divisors(scores, rule), baseline_N=scores.of_baseline_rows(found.baseline_N)
+    advantages = rloo(scores, rule)
+    return advantages._replace(
+        value_N=advantages.value_N / divisors(scores, rule), baseline_N=scores.of_baseline_rows(advantages.baseline_N)
     )
 
 
@@ -48,11 +48,13 @@ def leave_one_out_score(scores: Scores, rule: AdvantageRule) -> Advantages:
 
     Source: NeMo-RL ``calculate_baseline_and_std_per_prompt``, ``GRPOAdvantageEstimator``.
     """
-    found = rloo(scores, rule)
+    advantages = rloo(scores, rule)
     if rule.scale == "none":
-        return found
+        return advantages
     std_N = std_of_others(scores.score_N, scores.in_baseline_N, scores.groups)
-    return found._replace(value_N=torch.where(std_N > 0, found.value_N / (std_N + rule.epsilon), found.value_N))
+    return advantages._replace(
+        value_N=torch.where(std_N > 0, advantages.value_N / (std_N + rule.epsilon), advantages.value_N)
+    )
 
 
 def std_of_others(score_N: Tensor, in_baseline_N: Tensor, groups: Groups) -> Tensor:

@@ -75,18 +75,18 @@ def _mean(value: Tensor, weight: Tensor, index: Tensor, *, of_others: bool) -> T
 
 def _extreme(value: Tensor, weight: Tensor, index: Tensor, bound: float) -> Tensor:
     """Least value that counts of each index, given to its values, or with a bound below the largest one."""
-    found = torch.full((int(index.max()) + 1 if len(index) else 0,), bound, dtype=value.dtype, device=value.device)
+    extreme = torch.full((int(index.max()) + 1 if len(index) else 0,), bound, dtype=value.dtype, device=value.device)
     reduce = "amin" if bound > 0 else "amax"
-    return found.scatter_reduce(0, index, torch.where(weight > 0, value, bound), reduce)[index]
+    return extreme.scatter_reduce(0, index, torch.where(weight > 0, value, bound), reduce)[index]
 
 
 def level_scores(scores: Scores, rule: AdvantageRule) -> Advantages:
     """Scores normalised over the baseline rows, by `AdvantageRule.row_levels`."""
     assert rule.row_levels is not None  # of the estimator
-    found = normalised(
+    levels = normalised(
         scores.score_N, scores.in_baseline_N, scores.groups.index_N, alone(scores.groups), rule.row_levels
     )
-    return Advantages(found.value, found.mean)
+    return Advantages(levels.value, levels.mean)
 
 
 def alone(groups: Groups) -> Tensor:

@@ -69,9 +69,12 @@ def normalised_sum(
     if len(scores.named) < 2:
         raise CannotComputeError(f"gdpo needs two rewards or more in column rewards; {TRAINER} fails here")
     weights = rule.reward_weights or (1.0,) * len(scores.named)
-    found = [score(scores.of(scores.named[name]), rule) for name in sorted(scores.named)]
+    advantages = [score(scores.of(scores.named[name]), rule) for name in sorted(scores.named)]
     value_N, baseline_N = (
-        sum((weight * each[place] for weight, each in zip(weights, found, strict=True)), torch.zeros_like(found[0][0]))
+        sum(
+            (weight * each[place] for weight, each in zip(weights, advantages, strict=True)),
+            torch.zeros_like(advantages[0][0]),
+        )
         for place in (0, 1)
     )
     return Advantages(normalised_rows(value_N, scores.in_baseline_N), baseline_N)
@@ -79,7 +82,7 @@ def normalised_sum(
 
 def normalised_rows(x_N: Tensor, in_baseline_N: Tensor) -> Tensor:
     """``(x - mean) / std`` over the baseline rows, 0 for the rest, ``[N]`` of the dtype of `x_N`; std 0 divides not."""
-    own = x_N[in_baseline_N]
-    std = own.std() if len(own) > 1 else own.new_zeros(())
-    centred_N = torch.where(in_baseline_N, x_N - own.mean(), 0.0)
+    baseline_n = x_N[in_baseline_N]
+    std = baseline_n.std() if len(baseline_n) > 1 else baseline_n.new_zeros(())
+    centred_N = torch.where(in_baseline_N, x_N - baseline_n.mean(), 0.0)
     return centred_N / std if float(std) > 0 else centred_N

@@ -13,5 +13,5 @@ def relative_to_mean(scores: Scores, rule: AdvantageRule) -> Advantages:
     """
     mean_N = scores.mean_N()
     raw_N = scores.of_baseline_rows(scores.score_N - mean_N)
-    found = Advantages(torch.where(mean_N > 0, raw_N / mean_N, 0.0), mean_N)
-    return singleton_advantage(scores, found, rule.singleton)
+    advantages = Advantages(torch.where(mean_N > 0, raw_N / mean_N, 0.0), mean_N)
+    return singleton_advantage(scores, advantages, rule.singleton)

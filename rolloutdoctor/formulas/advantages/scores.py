@@ -41,9 +41,9 @@ class Scores:
         """Return these rows with another score."""
         return replace(self, score_N=torch.where(self.in_baseline_N, score_N, 0.0))
 
-    def shared(self, found: "Advantages") -> "Advantages":
+    def shared(self, advantages: "Advantages") -> "Advantages":
         """Give the rows of a trajectory the advantage of its first."""
-        return found if self.first_N is None else Advantages(*(x_N[self.first_N] for x_N in found))
+        return advantages if self.first_N is None else Advantages(*(x_N[self.first_N] for x_N in advantages))
 
     @cached_property
     def stats(self) -> GroupStats:
@@ -89,11 +89,13 @@ class Advantages(NamedTuple):
     baseline_N: Tensor
 
 
-def singleton_advantage(scores: Scores, found: Advantages, singleton: str) -> Advantages:
+def singleton_advantage(scores: Scores, advantages: Advantages, singleton: str) -> Advantages:
     """Replace the advantage of rows that are the only baseline row of their group: raw score, or zero."""
     if not bool((scores.stats.count_G == 1).any()):
-        return found
+        return advantages
     alone_N = scores.in_baseline_N & (scores.baseline_rows_N == 1)
     zero_N = torch.zeros_like(scores.score_N)
     value_N, baseline_N = (scores.score_N, zero_N) if singleton == "raw" else (zero_N, scores.score_N)
-    return Advantages(torch.where(alone_N, value_N, found.value_N), torch.where(alone_N, baseline_N, found.baseline_N))
+    return Advantages(
+        torch.where(alone_N, value_N, advantages.value_N), torch.where(alone_N, baseline_N, advantages.baseline_N)
+    )

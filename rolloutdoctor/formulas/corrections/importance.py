@@ -87,33 +87,33 @@ def importance_metrics(ratios: LogRatios, rule: ImportanceWeights, weights: Weig
     """
     low = 1.0 / rule.high if rule.low is None else rule.low
     bounded_T, raw_T = weights.bounded_T, weights.raw_T
-    found = {"rollout_is_mean": ratios.mean(bounded_T)}
+    metrics = {"rollout_is_mean": ratios.mean(bounded_T)}
     if rule.level == "sequence":
         log_N = ratios.row_sum(ratios.value_T)
         log_low, log_high = torch.tensor([low, rule.high], dtype=log_N.dtype, device=log_N.device).log()
-        found["rollout_is_max"] = ratios.rows_high(log_N).clamp(max=SAFETY_BOUND).exp()
-        found["rollout_is_min"] = ratios.rows_low(log_N).exp()
-        found["rollout_is_ratio_fraction_high"] = ratios.rows_mean(log_N > log_high)
-        found["rollout_is_ratio_fraction_low"] = ratios.rows_mean(log_N < log_low)
+        metrics["rollout_is_max"] = ratios.rows_high(log_N).clamp(max=SAFETY_BOUND).exp()
+        metrics["rollout_is_min"] = ratios.rows_low(log_N).exp()
+        metrics["rollout_is_ratio_fraction_high"] = ratios.rows_mean(log_N > log_high)
+        metrics["rollout_is_ratio_fraction_low"] = ratios.rows_mean(log_N < log_low)
     else:
-        found["rollout_is_max"] = ratios.largest(bounded_T)
-        found["rollout_is_min"] = ratios.smallest(bounded_T)
-        found["rollout_is_ratio_fraction_high"] = ratios.mean(raw_T > rule.high)
-        found["rollout_is_ratio_fraction_low"] = ratios.mean(raw_T < low)
-    found["rollout_is_std"] = ratios.spread(bounded_T, 0.0, rule.high)
+        metrics["rollout_is_max"] = ratios.largest(bounded_T)
+        metrics["rollout_is_min"] = ratios.smallest(bounded_T)
+        metrics["rollout_is_ratio_fraction_high"] = ratios.mean(raw_T > rule.high)
+        metrics["rollout_is_ratio_fraction_low"] = ratios.mean(raw_T < low)
+    metrics["rollout_is_std"] = ratios.spread(bounded_T, 0.0, rule.high)
     cut_T = bounded_T.double().clamp(0.0, rule.high)
     scale_T = seg.expand(ratios.to_rows(ratios.mean(cut_T) + 1e-8), ratios.offsets)
-    found["rollout_is_eff_sample_size"] = 1.0 / ratios.mean((cut_T / scale_T).square())
+    metrics["rollout_is_eff_sample_size"] = 1.0 / ratios.mean((cut_T / scale_T).square())
     mean_N, raw_N = ratios.row_mean(bounded_T), ratios.row_mean(raw_T)
-    found["rollout_is_seq_mean"] = ratios.rows_mean(mean_N)
-    found["rollout_is_seq_std"] = ratios.rows_std(mean_N)
-    found["rollout_is_seq_max"] = ratios.rows_high(mean_N)
-    found["rollout_is_seq_min"] = ratios.rows_low(mean_N)
-    found["rollout_is_seq_max_deviation"] = ratios.rows_high((mean_N - 1.0).abs())
-    found["rollout_is_seq_fraction_high"] = ratios.rows_mean(raw_N > rule.high)
-    found["rollout_is_seq_fraction_low"] = ratios.rows_mean(raw_N < low)
+    metrics["rollout_is_seq_mean"] = ratios.rows_mean(mean_N)
+    metrics["rollout_is_seq_std"] = ratios.rows_std(mean_N)
+    metrics["rollout_is_seq_max"] = ratios.rows_high(mean_N)
+    metrics["rollout_is_seq_min"] = ratios.rows_low(mean_N)
+    metrics["rollout_is_seq_max_deviation"] = ratios.rows_high((mean_N - 1.0).abs())
+    metrics["rollout_is_seq_fraction_high"] = ratios.rows_mean(raw_N > rule.high)
+    metrics["rollout_is_seq_fraction_low"] = ratios.rows_mean(raw_N < low)
     if rule.low is not None:
-        found["rollout_is_oob_ratio"] = ratios.mean((raw_T < rule.low) | (raw_T > rule.high))
+        metrics["rollout_is_oob_ratio"] = ratios.mean((raw_T < rule.low) | (raw_T > rule.high))
     if rule.normalised:
-        found["rollout_is_batch_norm_factor"] = weights.factor_M
-    return found
+        metrics["rollout_is_batch_norm_factor"] = weights.factor_M
+    return metrics

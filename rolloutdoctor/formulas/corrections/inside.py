@@ -43,9 +43,9 @@ def inside_metrics(
 
     Source: verl ``compute_rollout_correction_and_rejection_mask``.
     """
-    found: dict[str, Tensor] = {}
+    metrics: dict[str, Tensor] = {}
     if rule.weights is not None:
-        found |= importance_metrics(ratios, rule.weights, importance_weights(ratios, rule.weights, together_N))
+        metrics |= importance_metrics(ratios, rule.weights, importance_weights(ratios, rule.weights, together_N))
     if rule.rejections:
-        found |= rejection_metrics(ratios, rule.rejections)
-    return found | mismatch_metrics(ratios, trainer_T, sampler_T)
+        metrics |= rejection_metrics(ratios, rule.rejections)
+    return metrics | mismatch_metrics(ratios, trainer_T, sampler_T)

@@ -52,15 +52,15 @@ def probability_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor)
     """
     trainer, sampler = (x_T[ratios.mask_T].double().exp() for x_T in (trainer_T, sampler_T))
     apart = (trainer - sampler).abs()
-    found = {
+    metrics = {
         "rollout_probs_diff_valid": 1.0,
         "rollout_probs_diff_max": float(apart.max()),
         "rollout_probs_diff_mean": float(apart.mean()),
     }
     if len(apart) > 1:
-        found["rollout_probs_diff_std"] = float(apart.std())
-        found["rollout_actor_probs_pearson_corr"] = _correlation(trainer, sampler)
-    return found
+        metrics["rollout_probs_diff_std"] = float(apart.std())
+        metrics["rollout_actor_probs_pearson_corr"] = _correlation(trainer, sampler)
+    return metrics
 
 
 def _correlation(x: Tensor, y: Tensor) -> float:

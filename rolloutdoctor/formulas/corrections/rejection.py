@@ -54,8 +54,8 @@ def statistic(ratios: LogRatios, name: str) -> tuple[Tensor, Tensor | None]:
 
 
 def _kept(value: Tensor, rule: Rejection) -> Tensor:
-    kept = value <= rule.high
-    return kept if rule.low is None else kept & (value >= rule.low)
+    is_kept = value <= rule.high
+    return is_kept if rule.low is None else is_kept & (value >= rule.low)
 
 
 def kept_tokens(ratios: LogRatios, rules: Sequence[Rejection]) -> Tensor:
@@ -74,13 +74,13 @@ def rejection_metrics(ratios: LogRatios, rules: Sequence[Rejection]) -> dict[str
 
     Source: verl ``compute_rollout_rejection_mask`` and ``compute_rs_metrics``.
     """
-    found: dict[str, Tensor] = {}
+    metrics: dict[str, Tensor] = {}
     for rule in rules:
-        found |= {f"rollout_rs_{rule.statistic}_{name}": x_M for name, x_M in _of_rule(ratios, rule).items()}
+        metrics |= {f"rollout_rs_{rule.statistic}_{name}": x_M for name, x_M in _of_rule(ratios, rule).items()}
     lost_T = ratios.mask_T & ~kept_tokens(ratios, rules)
-    found["rollout_rs_masked_fraction"] = ratios.mean(lost_T)
-    found["rollout_rs_seq_masked_fraction"] = ratios.rows_mean(ratios.row_sum(lost_T) > 0)
-    return found
+    metrics["rollout_rs_masked_fraction"] = ratios.mean(lost_T)
+    metrics["rollout_rs_seq_masked_fraction"] = ratios.rows_mean(ratios.row_sum(lost_T) > 0)
+    return metrics
 
 
 def _of_rule(ratios: LogRatios, rule: Rejection) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ def _of_rule(ratios: LogRatios, rule: Rejection) -> dict[str, Tensor]:
     lost_T = ratios.mask_T & ~_kept(value_T, rule)
     row_high = ratios.rows_mean(row_N > rule.high, filled_N)
     row_low = torch.zeros_like(row_high) if rule.low is None else ratios.rows_mean(row_N < rule.low, filled_N)
-    found = {
+    metrics = {
         "mean": ratios.mean(value_T),
         "max": ratios.rows_high(row_N, filled_N),
         "min": ratios.rows_low(row_N, filled_N),
@@ -107,11 +107,11 @@ def _of_rule(ratios: LogRatios, rule: Rejection) -> dict[str, Tensor]:
         "seq_masked_fraction": ratios.rows_mean(ratios.row_sum(lost_T) > 0, filled_N),
     }
     if rule.low is not None:
-        found["seq_fraction_low"] = row_low
+        metrics["seq_fraction_low"] = row_low
     if value_N is None:
         # These are over tokens where the statistic is one of tokens.
-        found["max"], found["min"] = ratios.largest(value_T), ratios.smallest(value_T)
-        found["fraction_high"] = ratios.mean(value_T > rule.high)
+        metrics["max"], metrics["min"] = ratios.largest(value_T), ratios.smallest(value_T)
+        metrics["fraction_high"] = ratios.mean(value_T > rule.high)
         if rule.low is not None:
-            found["fraction_low"] = ratios.mean(value_T < rule.low)
-    return found
+            metrics["fraction_low"] = ratios.mean(value_T < rule.low)
+    return metrics

@@ -75,48 +75,48 @@ class Corrected:
 
 def corrected(rows: Rows, rule: SamplerCorrection) -> Corrected:
     """Weights, rejections and the metrics of both; without `rule.weighs` only how far the sampler is."""
-    found = _distance(rows)
+    metrics = _distance(rows)
     if not rule.weighs:
-        return Corrected(rows.mask_T, torch.ones_like(rows.trainer_T), found)
+        return Corrected(rows.mask_T, torch.ones_like(rows.trainer_T), metrics)
     free_T = rows.ratio(rule.level)
-    found["tis_weight_before_bound"] = free_T
+    metrics["tis_weight_before_bound"] = free_T
     if rule.mode == "truncate":
-        found["tis_truncate_fraction"] = free_T > rule.high
+        metrics["tis_truncate_fraction"] = free_T > rule.high
         weight_T = free_T.clamp(max=rule.high)
     else:
-        found[f"tis_{rule.mode}_fraction_low"] = free_T < rule.low
-        found[f"tis_{rule.mode}_fraction_high"] = free_T > rule.high
+        metrics[f"tis_{rule.mode}_fraction_low"] = free_T < rule.low
+        metrics[f"tis_{rule.mode}_fraction_high"] = free_T > rule.high
         weight_T = free_T.clamp(rule.low, rule.high) if rule.mode == "clip" else free_T
     weight_T = torch.where(rows.mask_T, weight_T, 0.0)
-    found["tis_weight_after_bound"] = found["is_ratio_mean_after_tis_rs"] = weight_T
+    metrics["tis_weight_after_bound"] = metrics["is_ratio_mean_after_tis_rs"] = weight_T
     kept_T = rows.mask_T
     if rule.mode == "mask":
         kept_T = kept_T & (free_T >= rule.low) & (free_T <= rule.high)
     if rule.reject_level is not None:
-        kept_T = kept_T & _kept(rows, rule, rule.reject_level, found)
+        kept_T = kept_T & _kept(rows, rule, rule.reject_level, metrics)
     if rule.normalised:
         factor_T = rows.expand(_factor(rows, weight_T, rule.level))
         weight_T = weight_T / factor_T
-        found["batch_norm_factor"] = factor_T
-    found["is_ratio_mean_final"] = rows.expand(rows.row_mean(weight_T))
+        metrics["batch_norm_factor"] = factor_T
+    metrics["is_ratio_mean_final"] = rows.expand(rows.row_mean(weight_T))
     for name, extreme, fill in (("min", seg.low, math.inf), ("max", seg.high, -math.inf)):
         value_N = extreme(torch.where(rows.mask_T, weight_T, fill), rows.offsets)
-        found[f"is_ratio_{name}_final"] = rows.expand(torch.where(value_N == fill, 0.0, value_N))
-    return Corrected(kept_T, torch.where(kept_T, weight_T, 0.0), found)
+        metrics[f"is_ratio_{name}_final"] = rows.expand(torch.where(value_N == fill, 0.0, value_N))
+    return Corrected(kept_T, torch.where(kept_T, weight_T, 0.0), metrics)
 
 
-def _kept(rows: Rows, rule: SamplerCorrection, level: str, found: dict[str, Tensor]) -> Tensor:
+def _kept(rows: Rows, rule: SamplerCorrection, level: str, metrics: dict[str, Tensor]) -> Tensor:
     """Tokens within the bounds, in rows without a token below the veto, ``[T]`` bool; adds the metrics."""
     ratio_T = rows.ratio(level)
-    found["rs_mask_fraction_low"] = ratio_T < rule.reject_low
-    found["rs_mask_fraction_high"] = ratio_T > rule.reject_high
+    metrics["rs_mask_fraction_low"] = ratio_T < rule.reject_low
+    metrics["rs_mask_fraction_high"] = ratio_T > rule.reject_high
     kept_T = (ratio_T >= rule.reject_low) & (ratio_T <= rule.reject_high)
     if rule.veto is None:
         return kept_T
     # The token's own ratio, not within the safety bound.
     low_T = rows.mask_T & (rows.trainer_T - rows.sampler_T < math.log(rule.veto))
     vetoed_T = seg.expand(rows.row_sum(low_T) > 0, rows.offsets)
-    found["rs_catastrophic_token_fraction"], found["rs_catastrophic_seq_fraction"] = low_T, vetoed_T
+    metrics["rs_catastrophic_token_fraction"], metrics["rs_catastrophic_seq_fraction"] = low_T, vetoed_T
     return kept_T & ~vetoed_T
 
 
@@ -150,5 +150,5 @@ def _distance(rows: Rows) -> dict[str, Tensor]:
         "chi2_token": square_N - 1,
         "chi2_seq": (2 * sum_N).exp() - 1,
     }
-    found = {name: seg.expand(x_N, rows.offsets) for name, x_N in by_row.items()}
-    return found | {"kl": -log_T, "k3_kl": log_T.exp() - log_T - 1}
+    metrics = {name: seg.expand(x_N, rows.offsets) for name, x_N in by_row.items()}
+    return metrics | {"kl": -log_T, "k3_kl": log_T.exp() - log_T - 1}

@@ -117,15 +117,15 @@ class Layout:
 
     def of_steps(self, rows: Sequence[slice]) -> list["Layout"]:
         """Return the layout of each of several steps, which have these rows, one at least."""
-        offsets = torch.tensor([rows[0].start, *(one.stop for one in rows)])
+        offsets = torch.tensor([rows[0].start, *(span.stop for span in rows)])
         values = []
-        for one in fields(self):
-            x_N: Tensor = getattr(self, one.name)
+        for field in fields(self):
+            x_N: Tensor = getattr(self, field.name)
             if x_N.dtype == torch.int64:
                 # The parts of a step are numbered after those of the steps before it.
                 x_N = x_N - seg.expand(seg.low(x_N.double(), offsets).long(), offsets)
             values.append(x_N)
-        return [Layout(*(x_N[one] for x_N in values)) for one in rows]
+        return [Layout(*(x_N[span] for x_N in values)) for span in rows]
 
     def micro_total(self, x_N: Tensor) -> Tensor:
         """Sum of `x_N` over the row's micro-batch, ``[N]`` float64."""

@@ -19,18 +19,18 @@ Bounded = Callable[[Tensor, Tensor, Surrogate], tuple[Tensor, ...]]
 """Ratio and advantage, ``[P]`` each, to the term, the share of the ratio's derivative that flows, and counts."""
 
 
-def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+def ppo_dual_clip(inputs: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``max(-A r, -A clip(r))``, and for a negative advantage at most ``-A cap``.
 
     Source: verl ``compute_policy_loss_vanilla``; slime ``compute_policy_loss`` (whose cap is off by default
     and whose gspo has one ratio per row).
     """
-    log_T, ratio_T, slope_T = weights(given, rule)
+    log_T, ratio_T, slope_T = weights(inputs, rule)
     counts = [torch.zeros_like(ratio_T, dtype=torch.bool) for _ in range(1 if rule.cap is None else 2)]
-    value_T, turned_T = _clipped(given, rule, (ratio_T, slope_T), _dual, counts)
+    value_T, turned_T = _clipped(inputs, rule, (ratio_T, slope_T), _dual, counts)
     return PolicyTerm(
-        value_T=given.gated(value_T),
-        slope_T=gathered(given, rule, given.gated(turned_T)),
+        value_T=inputs.gated(value_T),
+        slope_T=gathered(inputs, rule, inputs.gated(turned_T)),
         ratio_T=ratio_T,
         clipped_T=counts[0],
         capped_T=None if rule.cap is None else counts[1],
@@ -38,36 +38,36 @@ def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     )
 
 
-def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+def ppo_delta_clip(inputs: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``-min(min(r, cap) A, clip(r) A)``, the cap being TRL's `delta`.
 
     Source: TRL ``GRPOTrainer._compute_loss`` for the loss types that clip.
     """
-    _, ratio_T, slope_T = weights(given, rule)
-    value_T, turned_T = _clipped(given, rule, (ratio_T, slope_T), _delta, [])
+    _, ratio_T, slope_T = weights(inputs, rule)
+    value_T, turned_T = _clipped(inputs, rule, (ratio_T, slope_T), _delta, [])
     capped_T = ratio_T if rule.cap is None else ratio_T.clamp(max=rule.cap)
-    return PolicyTerm(given.gated(value_T), gathered(given, rule, given.gated(turned_T)), capped_T)
+    return PolicyTerm(inputs.gated(value_T), gathered(inputs, rule, inputs.gated(turned_T)), capped_T)
 
 
 def _clipped(
-    given: TokenInputs, rule: Surrogate, ratio: tuple[Tensor, Tensor], bounds: Bounded, counts: Sequence[Tensor]
+    inputs: TokenInputs, rule: Surrogate, ratio: tuple[Tensor, Tensor], bounds: Bounded, counts: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The term and its derivative by the log-ratio, ``[T]`` each, before the gates.
 
     Args:
-        given: the tokens.
+        inputs: the tokens.
         rule: where the bounds are.
         ratio: the importance ratio and its derivative.
         bounds: what becomes of a token outside of them.
         counts: ``[T]`` bool each, to be set where such a token is counted.
     """
     ratio_T, slope_T = ratio
-    against_T = -given.advantage_T
+    against_T = -inputs.advantage_T
     value_T = ratio_T * against_T
     turned_T = value_T if slope_T is ratio_T else slope_T * against_T
     places_P = el.outside(ratio_T, *_free_range(rule))
     if places_P is not None:
-        advantage_P = given.advantage_T[places_P]
+        advantage_P = inputs.advantage_T[places_P]
         value_P, flows_P, *counts_P = bounds(ratio_T[places_P], advantage_P, rule)
         turned_T = turned_T.clone() if turned_T is value_T else turned_T
         el.put(value_T, places_P, value_P)

@@ -23,12 +23,12 @@ Column = Callable[[str], Tensor]
 """Name of a token column to its values, ``[T]``, 0 at masked tokens."""
 
 
-def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
+def weights(log_ratio_T: Tensor, inputs: TokenInputs, gate: TermWeight) -> Tensor:
     """Importance weights within the gate's bounds: ``[T]``, or ``[N]`` float64 with one weight per row.
 
     Args:
         log_ratio_T: ``[T]`` trainer's minus sampler's log-probs; NaN where the sampler gave none.
-        given: for the rows and the mask.
+        inputs: for the rows and the mask.
         gate: level, bounds, and what becomes of weights outside of them: cut, or 0.
 
     Source: TRL ``GRPOTrainer._generate_and_score_completions``; slime ``vanilla_tis_function``, ``icepop_function``;
@@ -41,7 +41,7 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
         log_ratio_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
     if gate.log_ratio_bound is not None:
         log_ratio_T = log_ratio_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
-    return bounded(_log_weights(log_ratio_T, given, gate).exp(), gate, log_ratio_T.dtype)
+    return bounded(_log_weights(log_ratio_T, inputs, gate).exp(), gate, log_ratio_T.dtype)
 
 
 def bounded(free: Tensor, gate: TermWeight, dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,7 @@ def divergence(column: Column, gate: TermWeight) -> Tensor:
     return p_T * (p_T / q_T).log() + (1 - p_T) * ((1 - p_T) / (1 - q_T)).log()
 
 
-def judged_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight, column: Column) -> Tensor:
+def judged_weights(log_ratio_T: Tensor, inputs: TokenInputs, gate: TermWeight, column: Column) -> Tensor:
     """Weights that are cut, or 0, where another statistic than they themselves is out of bounds, ``[T]``.
 
     Source: AReaL ``apply_rejection_sampling`` (areal/utils/functional/functional.py).
@@ -83,47 +83,47 @@ def judged_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight, co
         value_T = divergence(column, gate)
     else:
         value_T = clean_T if is_ratio else kl.ESTIMATORS[gate.measure](log_ratio_T)[0]
-    value = _at_level(value_T, given, gate.judged)
+    value = _at_level(value_T, inputs, gate.judged)
     value = value.exp() if is_ratio else value
     # What is NaN is not within the bounds.
     inside = value <= (torch.inf if gate.high is None else gate.high)
     if gate.low is not None:
         inside &= value >= gate.low
-    inside_T = inside if gate.judged == "token" else given.runs.expand(inside)
-    weight = _at_level(clean_T, given, gate.level).exp()
-    weight_T = weight if gate.level == "token" else given.expand(weight)
+    inside_T = inside if gate.judged == "token" else inputs.runs.expand(inside)
+    weight = _at_level(clean_T, inputs, gate.level).exp()
+    weight_T = weight if gate.level == "token" else inputs.expand(weight)
     if gate.outside == "zero":
         return torch.where(inside_T, weight_T, 0.0)
     return torch.where(inside_T, weight_T, weight_T.clamp(0.0 if gate.low is None else gate.low, gate.high))
 
 
-def _log_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
+def _log_weights(log_ratio_T: Tensor, inputs: TokenInputs, gate: TermWeight) -> Tensor:
     """Log of the weights before any bound: ``[T]``, or ``[N]`` float64."""
-    return _at_level(log_ratio_T, given, gate.level)
+    return _at_level(log_ratio_T, inputs, gate.level)
 
 
-def _at_level(log_ratio_T: Tensor, given: TokenInputs, level: str) -> Tensor:
+def _at_level(log_ratio_T: Tensor, inputs: TokenInputs, level: str) -> Tensor:
     """A value of tokens at a level: ``[T]``, or ``[N]`` float64."""
     match level:
         case "token":
             return log_ratio_T
         case "sequence":
-            return given.row_sum(log_ratio_T)
+            return inputs.row_sum(log_ratio_T)
         case "geometric":
-            return given.row_sum(log_ratio_T) / lengths(given)
+            return inputs.row_sum(log_ratio_T) / lengths(inputs)
         case "largest":
-            return seg.high(log_ratio_T, given.runs.offsets).double()
+            return seg.high(log_ratio_T, inputs.runs.offsets).double()
         case _:
             raise ValueError("a block may hold a part of a micro-batch: use over_packs")
 
 
-def over_packs(given: TokenInputs, column: Column, gate: TermWeight, micro_N: Tensor) -> Tensor:
+def over_packs(inputs: TokenInputs, column: Column, gate: TermWeight, micro_N: Tensor) -> Tensor:
     """Weights by the mean over a micro-batch, ``[T]``: of whole steps, as no block of rows has all of one.
 
     A divergence drops the tokens of a micro-batch out of bounds whose ratio their advantage drives further from 1.
 
     Args:
-        given: the rows of the step.
+        inputs: the rows of the step.
         column: their columns.
         gate: of importance, of divergence, or of a second moment.
         micro_N: ``[N]`` int64, the row's micro-batch.
@@ -133,17 +133,17 @@ def over_packs(given: TokenInputs, column: Column, gate: TermWeight, micro_N: Te
     log_ratio_T = _log_ratio(column, gate)
     if gate.kind == "second_moment":
         assert gate.high is not None  # of the gate
-        micro_T = torch.repeat_interleave(micro_N, given.runs.lengths)
+        micro_T = torch.repeat_interleave(micro_N, inputs.runs.lengths)
         return lowest_moments(log_ratio_T, micro_T, gate.high)
     if gate.log_ratio_bound is not None:
         log_ratio_T = log_ratio_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
     value_T = log_ratio_T if gate.kind == "importance" else (log_ratio_T.exp() - 1).abs()
-    count_M = seg.total_by(micro_N, given.runs.lengths.double())
-    mean_M = seg.total_by(micro_N, given.row_sum(value_T)) / count_M.clamp(min=1)
+    count_M = seg.total_by(micro_N, inputs.runs.lengths.double())
+    mean_M = seg.total_by(micro_N, inputs.row_sum(value_T)) / count_M.clamp(min=1)
     if gate.kind == "importance":
-        return given.expand(bounded(mean_M.exp(), gate, log_ratio_T.dtype)[micro_N])
-    kept_T = given.expand(bounded(mean_M, gate, log_ratio_T.dtype)[micro_N])
-    return torch.where(log_ratio_T.sign() * given.advantage_T > 0, kept_T, 1.0)
+        return inputs.expand(bounded(mean_M.exp(), gate, log_ratio_T.dtype)[micro_N])
+    kept_T = inputs.expand(bounded(mean_M, gate, log_ratio_T.dtype)[micro_N])
+    return torch.where(log_ratio_T.sign() * inputs.advantage_T > 0, kept_T, 1.0)
 
 
 def lowest_moments(log_ratio_T: Tensor, micro_T: Tensor, bound: float) -> Tensor:
@@ -184,47 +184,47 @@ def _log_ratio(column: Column, gate: TermWeight) -> Tensor:
     return column(gate.of) - against_T
 
 
-def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
+def importance(inputs: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """The weights of the tokens, ``[T]``."""
     if gate.judged is not None:
-        return judged_weights(_log_ratio(column, gate), given, gate, column)
-    found = weights(_log_ratio(column, gate), given, gate)
-    return found if gate.level == "token" else given.expand(found)
+        return judged_weights(_log_ratio(column, gate), inputs, gate, column)
+    weight = weights(_log_ratio(column, gate), inputs, gate)
+    return weight if gate.level == "token" else inputs.expand(weight)
 
 
-def importance_of_rows(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
+def importance_of_rows(inputs: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """Log of the product of each row's weights, each within TRL's bounds, float64 ``[N]``.
 
     Source: TRL ``GRPOTrainer.get_gamma_weights``.
     """
-    found = weights(column("old_log_probs") - column(gate.against), given, gate)
-    log = found.log().clamp(SMALLEST, 20.0)
-    return given.row_sum(log) if gate.level == "token" else log
+    weight = weights(column("old_log_probs") - column(gate.against), inputs, gate)
+    log = weight.log().clamp(SMALLEST, 20.0)
+    return inputs.row_sum(log) if gate.level == "token" else log
 
 
-def off_policy(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
+def off_policy(inputs: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """0 for tokens of negative advantage in rows that drifted by more than `high`, else 1, ``[T]``.
 
     The drift is the mean of old minus policy log-probs.
 
     Source: TRL ``GRPOTrainer.get_off_policy_mask``; slime ``compute_opsm_mask``.
     """
-    drift_T = column(gate.against) - given.policy_T
+    drift_T = column(gate.against) - inputs.policy_T
     if gate.nan_is_one:
         drift_T = torch.where(drift_T.isnan(), 0.0, drift_T)
     assert gate.high is not None
-    near_T = row_mean(given, drift_T) <= gate.high
-    return ((given.advantage_T >= 0) | near_T).to(given.policy_T.dtype)
+    near_T = row_mean(inputs, drift_T) <= gate.high
+    return ((inputs.advantage_T >= 0) | near_T).to(inputs.policy_T.dtype)
 
 
-def outlier(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
+def outlier(inputs: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """0 for rows with a token whose ratio of trainer to sampler is outside of the bounds, else 1, ``[T]``.
 
     Source: SkyRL ``compute_outlier_token_mask``.
     """
     ratio_T = (column("old_log_probs") - column(gate.against)).exp()
     low, high = -torch.inf if gate.low is None else gate.low, torch.inf if gate.high is None else gate.high
-    return given.expand(given.row_sum((ratio_T < low) | (ratio_T > high)) == 0)
+    return inputs.expand(inputs.row_sum((ratio_T < low) | (ratio_T > high)) == 0)
 
 
 GATES: dict[str, Callable[[TokenInputs, Column, TermWeight], Tensor]] = {
@@ -264,38 +264,38 @@ def high_entropy(entropy_T: Tensor, mask_T: Tensor, forward_T: Tensor, share: fl
     return kept_T
 
 
-def narrowed(gates: Sequence[TermWeight], given: TokenInputs, column: Column) -> TokenInputs:
+def narrowed(gates: Sequence[TermWeight], inputs: TokenInputs, column: Column) -> TokenInputs:
     """The inputs of a term whose ratio of a row is one of the tokens that rejections leave."""
-    narrowing = [GATES[gate.kind](given, column, gate) > 0 for gate in gates if gate.narrows]
+    narrowing = [GATES[gate.kind](inputs, column, gate) > 0 for gate in gates if gate.narrows]
     if not narrowing:
-        return given
+        return inputs
     kept_T = narrowing[0]
     for each_T in narrowing[1:]:
         kept_T = kept_T & each_T
-    return replace(given, kept_T=kept_T)
+    return replace(inputs, kept_T=kept_T)
 
 
-def kl_product(gates: Sequence[TermWeight], given: TokenInputs, column: Column) -> Tensor | None:
+def kl_product(gates: Sequence[TermWeight], inputs: TokenInputs, column: Column) -> Tensor | None:
     """All multipliers of the KL term of a block, ``[T]``; None for none."""
-    whole = [gate for gate in gates if gate.on_kl]
+    kl_gates = [gate for gate in gates if gate.on_kl]
     rejecting = [replace(gate, indicator=True) for gate in gates if gate.rejects_kl and not gate.on_kl]
-    return product([*whole, *rejecting], replace(given, gate_T=None), column, None)
+    return product([*kl_gates, *rejecting], replace(inputs, gate_T=None), column, None)
 
 
-def product(gates: Iterable[TermWeight], given: TokenInputs, column: Column, open_T: Tensor | None) -> Tensor | None:
+def product(gates: Iterable[TermWeight], inputs: TokenInputs, column: Column, open_T: Tensor | None) -> Tensor | None:
     """All multipliers of a block, those that it has already included, ``[T]``; None for none.
 
     Args:
         gates: those of the objective; the ones that the policy term takes in by itself are left out.
-        given: the rows.
+        inputs: the rows.
         column: their columns.
         open_T: ``[T]`` what more than these rows decides: what `high_entropy` lets through, `over_packs`; or None.
     """
-    own = (gate for gate in gates if gate.kind in GATES and gate.level != "pack" and not gate.inside)
-    found = [GATES[gate.kind](given, column, gate) for gate in own]
+    applied = (gate for gate in gates if gate.kind in GATES and gate.level != "pack" and not gate.inside)
+    factors = [GATES[gate.kind](inputs, column, gate) for gate in applied]
     if open_T is not None:
-        found.append(open_T.to(given.policy_T.dtype))
-    whole_T = given.gate_T
-    for each_T in found:
+        factors.append(open_T.to(inputs.policy_T.dtype))
+    whole_T = inputs.gate_T
+    for each_T in factors:
         whole_T = each_T if whole_T is None else whole_T * each_T
     return whole_T

@@ -7,38 +7,38 @@ from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.objective import Surrogate
 
 
-def lengths(given: TokenInputs) -> Tensor:
+def lengths(inputs: TokenInputs) -> Tensor:
     """Trained tokens of each row, float64 ``[N]``, 1 for a row without any."""
-    return given.runs.lengths.double().clamp(min=1)
+    return inputs.runs.lengths.double().clamp(min=1)
 
 
-def row_mean(given: TokenInputs, x_T: Tensor) -> Tensor:
+def row_mean(inputs: TokenInputs, x_T: Tensor) -> Tensor:
     """Mean over the trained tokens of each row, given to its tokens, ``[T]``."""
-    return given.expand(given.row_sum(x_T) / lengths(given))
+    return inputs.expand(inputs.row_sum(x_T) / lengths(inputs))
 
 
-def kept_mean(given: TokenInputs, x_T: Tensor) -> Tensor:
+def kept_mean(inputs: TokenInputs, x_T: Tensor) -> Tensor:
     """The same over the tokens that ratios of rows are of; the others get 0, ``[T]``."""
-    if given.kept_T is None:
-        return row_mean(given, x_T)
-    kept_T = given.kept_T.to(x_T.dtype)
-    count_N = given.row_sum(kept_T).clamp(min=1)
-    total_N = given.row_sum(torch.where(given.kept_T, x_T, 0.0))
-    return torch.where(given.kept_T, given.expand(total_N / count_N), 0.0)
+    if inputs.kept_T is None:
+        return row_mean(inputs, x_T)
+    kept_T = inputs.kept_T.to(x_T.dtype)
+    count_N = inputs.row_sum(kept_T).clamp(min=1)
+    total_N = inputs.row_sum(torch.where(inputs.kept_T, x_T, 0.0))
+    return torch.where(inputs.kept_T, inputs.expand(total_N / count_N), 0.0)
 
 
-def log_weights(given: TokenInputs, rule: Surrogate) -> Tensor:
+def log_weights(inputs: TokenInputs, rule: Surrogate) -> Tensor:
     """Log of the ratio that the term weighs with, ``[T]``: of the token, or the mean or the sum over its row."""
     match rule.level:
         case "token":
-            return given.log_ratio_T
+            return inputs.log_ratio_T
         case "sequence" | "sequence-token":
-            return kept_mean(given, given.log_ratio_T)
+            return kept_mean(inputs, inputs.log_ratio_T)
         case "sequence-sum":
-            return given.expand(given.row_sum(given.log_ratio_T))
+            return inputs.expand(inputs.row_sum(inputs.log_ratio_T))
 
 
-def gathered(given: TokenInputs, rule: Surrogate, slope_T: Tensor) -> Tensor:
+def gathered(inputs: TokenInputs, rule: Surrogate, slope_T: Tensor) -> Tensor:
     """Convert the derivatives by `log_weights` to those by each token's own log-prob, ``[T]``.
 
     A ratio of a row depends on every token of it, so each token gathers what all terms of the row contribute. The
@@ -48,6 +48,6 @@ def gathered(given: TokenInputs, rule: Surrogate, slope_T: Tensor) -> Tensor:
         case "token" | "sequence-token":
             return slope_T
         case "sequence":
-            return kept_mean(given, slope_T)
+            return kept_mean(inputs, slope_T)
         case "sequence-sum":
-            return given.expand(given.row_sum(slope_T))
+            return inputs.expand(inputs.row_sum(slope_T))

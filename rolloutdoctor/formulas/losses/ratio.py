@@ -25,19 +25,19 @@ def importance_ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tens
     return ratio_T, torch.where(log_ratio_T.abs() <= bound, ratio_T, 0.0)
 
 
-def weights(given: TokenInputs, rule: Surrogate) -> tuple[Tensor, Tensor, Tensor]:
+def weights(inputs: TokenInputs, rule: Surrogate) -> tuple[Tensor, Tensor, Tensor]:
     """Log of the ratio that the term weighs with, the ratio, and its derivative, ``[T]`` each: made once for all."""
 
     def make() -> tuple[Tensor, ...]:
-        log_T = log_weights(given, rule)
+        log_T = log_weights(inputs, rule)
         ratio_T, slope_T = importance_ratio(log_T, rule)
         return (ratio_T, *([] if slope_T is ratio_T else [slope_T]), *([] if of_token else [log_T]))
 
     of_token = rule.level == "token"
     # The key says nothing of which tokens are kept.
-    cached = given.cached if given.kept_T is None else lambda _, made: made()
+    cached = inputs.cached if inputs.kept_T is None else lambda _, compute: compute()
     ratio_T, *rest = cached(("weights", rule.old, rule.level, rule.log_ratio_bound, rule.finite), make)
-    log_T = given.log_ratio_T if of_token else rest.pop()
+    log_T = inputs.log_ratio_T if of_token else rest.pop()
     return log_T, ratio_T, rest.pop() if rest else ratio_T
 
 

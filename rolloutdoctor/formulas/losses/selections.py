@@ -15,7 +15,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import CannotComputeError
 
 
-def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
+def band(inputs: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     """Every trained token that is not clipped and whose covariance lies between `lower` and `upper`, ``[T]`` bool.
 
     Upstream takes at most ``max(1, int(ratio * tokens))`` of them in a micro-batch, and draws these at random where
@@ -25,10 +25,10 @@ def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     Raises:
         CannotComputeError: where it draws.
     """
-    ratio_T = given.log_ratio_T.exp()
-    free_T = -given.advantage_T * ratio_T
-    clipped_T = -given.advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high) > free_T
-    covariance_T = _covariance(given, micro_T)
+    ratio_T = inputs.log_ratio_T.exp()
+    free_T = -inputs.advantage_T * ratio_T
+    clipped_T = -inputs.advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high) > free_T
+    covariance_T = _covariance(inputs, micro_T)
     inside_T = (covariance_T > rule.numbers["lower"]) & (covariance_T < rule.numbers["upper"])
     chosen_T = inside_T & ~clipped_T
     count_M, found_M = (seg.total_by(micro_T, x_T) for x_T in (torch.ones_like(ratio_T), chosen_T))
@@ -44,7 +44,7 @@ def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     return chosen_T
 
 
-def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
+def largest(inputs: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     """The ``max(1, int(ratio * tokens))`` trained tokens of each micro-batch of largest covariance, ``[T]`` bool.
 
     Where all rows of a micro-batch have the same advantage, as a micro-batch of one row has, every covariance is 0 or
@@ -55,8 +55,8 @@ def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     order_t = torch.argsort(micro_T, stable=True)
     counts = torch.bincount(micro_T).tolist()
     places = torch.split(order_t, counts)
-    advantages = torch.split(given.advantage_T[order_t].cpu(), counts)
-    log_probs = torch.split(given.policy_T[order_t].cpu(), counts)
+    advantages = torch.split(inputs.advantage_T[order_t].cpu(), counts)
+    log_probs = torch.split(inputs.policy_T[order_t].cpu(), counts)
     chosen_T = torch.zeros_like(micro_T, dtype=torch.bool)
     for tokens_t, advantage_t, policy_t in zip(places, advantages, log_probs, strict=True):
         if len(tokens_t):
@@ -66,7 +66,7 @@ def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     return chosen_T
 
 
-def _covariance(given: TokenInputs, micro_T: Tensor) -> Tensor:
+def _covariance(inputs: TokenInputs, micro_T: Tensor) -> Tensor:
     """Each token's part of the covariance over its micro-batch, ``[T]``."""
     count_M = torch.bincount(micro_T).double()
 
@@ -74,7 +74,7 @@ def _covariance(given: TokenInputs, micro_T: Tensor) -> Tensor:
         mean_M = seg.total_by(micro_T, x_T) / count_M
         return x_T - mean_M[micro_T].to(x_T.dtype)
 
-    return centred(given.advantage_T) * centred(given.policy_T)
+    return centred(inputs.advantage_T) * centred(inputs.policy_T)
 
 
 SELECTIONS: dict[str, Callable[[TokenInputs, Tensor, Surrogate], Tensor]] = {

@@ -95,8 +95,8 @@ class ProgressBars(Form):
             broken = line.rstrip("\r\n") if match is None and _is_open(line) else ""
             if match is None:
                 continue
-            found = [*pairs(match["label"]), *pairs(match["shown"] or "")]
-            values = {name: number(text) for label, text in found if (name := name_of(label)) not in COUNTERS}
+            labelled = [*pairs(match["label"]), *pairs(match["shown"] or "")]
+            values = {name: number(text) for label, text in labelled if (name := name_of(label)) not in COUNTERS}
             is_log = len(values) >= FEWEST_NUMBERS - 1 and is_log_line(values)
             bar = bars.setdefault(_DIGITS.sub("#", _ROUND.sub("", match["label"])), _Bar())
             bar.take(values if is_log else {}, int(match["done"]), int(match["total"]), match["label"])

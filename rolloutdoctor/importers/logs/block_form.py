@@ -100,5 +100,5 @@ class BlockForm(Form):
         if self.needs_step and counted is None and not is_said:
             return
         if is_log_line(rest) and (self.names is not None or len(rest) >= FEWEST_NUMBERS - 1):
-            own = step if self.begins.groups or self.in_block else None
-            yield Printed(rest, own if counted is None or is_said else int(counted), total_steps=total)
+            own_step = step if self.begins.groups or self.in_block else None
+            yield Printed(rest, own_step if counted is None or is_said else int(counted), total_steps=total)

@@ -124,7 +124,7 @@ def _with_groups(lines: Iterable[str]) -> Iterator[str]:
             text += f" {match[2]}"
             continue
         if text:
-            yield " | ".join(f"{group}{one}" for one in text.split(" | "))
+            yield " | ".join(f"{group}{pair}" for pair in text.split(" | "))
         group, text = ("", "") if match is None else ("" if match[1] == "other" else f"{match[1]}/", match[2])
         if match is None:
             yield line

@@ -107,15 +107,15 @@ def text_of(lines: Iterable[str], form: Form, notes: LogNotes) -> Text:
         records.append(record)
         places.append(bars.lines)
     usual = {each for record in records if record.step is not None for each in record.values}
-    kept = [
+    chosen = [
         place
         for place, record in enumerate(records)
         if record.step is not None or 2 * len(record.values.keys() & usual) > len(record.values)
     ]
-    if form in ANY_NAMES and len(kept) < len(records) <= 2 * len(kept):
+    if form in ANY_NAMES and len(chosen) < len(records) <= 2 * len(chosen):
         # What nothing counts, and has other names, is of responses where most lines are counted.
-        records, places = [records[at] for at in kept], [places[at] for at in kept]
-        bars = Bars([(bisect_left(kept, at), done, total) for at, done, total in bars.drawn])
+        records, places = [records[at] for at in chosen], [places[at] for at in chosen]
+        bars = Bars([(bisect_left(chosen, at), done, total) for at, done, total in bars.drawn])
     return Text(form, records, places, bars, runs_in(records))
 
 

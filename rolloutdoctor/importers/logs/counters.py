@@ -37,12 +37,12 @@ def counted(line: str) -> tuple[int, int | None, str] | None:
     for name, done, total, inner, of_inner in _COUNTER.findall(line):
         label = name.lower().replace(" ", "_")
         rank, step = ranks.get(label, len(_RANK)), int(done)
-        whole = int(total) if total else None
+        planned = int(total) if total else None
         if inner:
             rank, step = -1, (max(step, 1) - 1) * int(of_inner) + int(inner)
-            whole = whole and whole * int(of_inner)
+            planned = planned and planned * int(of_inner)
         if best is None or rank < best[0]:
-            best = rank, step, whole, label
+            best = rank, step, planned, label
     if best is None and (bracketed := _BRACKETED.match(line) or _BEHIND_A_NAME.match(line)) is not None:
         return int(bracketed[1]), int(bracketed[2]), ""
     return None if best is None else best[1:]
@@ -55,7 +55,7 @@ def through_epochs(records: Sequence[Printed]) -> list[Printed]:
     >>> [line.step for line in through_epochs(lines)]
     [10, 20, 30, 40]
     """
-    found: list[Printed] = []
+    continued: list[Printed] = []
     before, last = 0, None
     for record in records:
         epoch = record.values.get("epoch")
@@ -69,8 +69,8 @@ def through_epochs(records: Sequence[Printed]) -> list[Printed]:
                 return list(records)
             before = 0
         last = record.step, epoch
-        found.append(replace(record, step=before + record.step, total_steps=None) if before else record)
-    return found
+        continued.append(replace(record, step=before + record.step, total_steps=None) if before else record)
+    return continued
 
 
 def of_one_counter(records: Sequence[Printed]) -> list[Printed]:
@@ -80,5 +80,5 @@ def of_one_counter(records: Sequence[Printed]) -> list[Printed]:
         steps.setdefault(record.counter, set()).add(record.step)
     main = max(steps.values(), key=len, default=set())
     # Asked once for each counter: a log may have a line for each of a million steps.
-    kept = {counter for counter, counted in steps.items() if 2 * len(counted & main) >= len(counted)}
-    return [replace(record, counter="step") for record in records if record.counter in kept]
+    counters = {counter for counter, counted in steps.items() if 2 * len(counted & main) >= len(counted)}
+    return [replace(record, counter="step") for record in records if record.counter in counters]

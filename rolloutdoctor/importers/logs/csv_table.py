@@ -45,9 +45,9 @@ class CsvTable:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step; where none has one, they may be numbered."""
-        rows, said = read_once(_read, source, notes)
+        rows, sentences = read_once(_read, source, notes)
         yield from entries_of_rows(rows, notes)
-        for sentence in said:
+        for sentence in sentences:
             notes.say(sentence)
 
 
@@ -98,16 +98,16 @@ def _rows(table: "csv.DictReader[str]", delimiter: str, source: str) -> tuple[li
     extremes = [(name, f"{name}{end}") for name in columns for end in _EXTREMES if f"{name}{end}" not in columns]
     binned, odd, rows = False, list[int](), list[Row]()
     for number, row in enumerate(table, start=2):
-        given = _given(row, delimiter)
-        step = {counter if counter in STEPS else "step": given[counter]} if counter in given else {}
+        cells = _given(row, delimiter)
+        step = {counter if counter in STEPS else "step": cells[counter]} if counter in cells else {}
         if None in row or (step and step_of(step) is None):
             odd.append(number)
             continue
-        binned |= any(given.get(extreme, given.get(name)) != given.get(name) for name, extreme in extremes)
+        binned |= any(cells.get(extreme, cells.get(name)) != cells.get(name) for name, extreme in extremes)
         of_runs: dict[str, dict[str, object]] = {}
         for name, (run, metric) in columns.items():
-            if name in given:
-                of_runs.setdefault(run, {RUNS[0]: run} if run else {})[metric] = given[name]
+            if name in cells:
+                of_runs.setdefault(run, {RUNS[0]: run} if run else {})[metric] = cells[name]
         where = f"{source}, line {number}"
         rows += [(plain({**values, **step}) if step else values, where) for values in of_runs.values() or [{}]]
     if odd and not rows:
@@ -115,14 +115,14 @@ def _rows(table: "csv.DictReader[str]", delimiter: str, source: str) -> tuple[li
             f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {counter} where an "
             "integer of 0 or more was expected; export the table again"
         )
-    said = []
+    sentences = []
     if binned:
-        said.append("points of the chart are means of several steps; export the run's history for all")
+        sentences.append("points of the chart are means of several steps; export the run's history for all")
     if odd:
         count = "1 line has" if len(odd) == 1 else f"{len(odd):,} lines have"
         are = "is" if len(odd) == 1 else "are"
-        said.append(f"{count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
-    return rows, said
+        sentences.append(f"{count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
+    return rows, sentences
 
 
 def _given(row: Mapping[str | None, object], delimiter: str) -> dict[str, object]:
@@ -171,5 +171,5 @@ def _chart(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _cell(text: str) -> object:
-    found = int(text) if _WHOLE.fullmatch(text.strip()) else number_in(text)
-    return text if found is None else found
+    number = int(text) if _WHOLE.fullmatch(text.strip()) else number_in(text)
+    return text if number is None else number

@@ -64,12 +64,12 @@ class DictForm(Form):
         """
         summary: list[Printed] | None = []
         rewards: dict[str, float | None] = {}
-        whole: Printed | None = None
+        previous: Printed | None = None
         at_end: list[Printed] = []
         has_ended = False
         for line in joined_dicts(lines):
             if self.mark not in line:
-                cut = None if whole is None or "{" not in line else _cut(line, whole)
+                cut = None if previous is None or "{" not in line else _cut(line, previous)
                 if cut is not None and "}" in line:
                     # Whoever cut the end of a paste may have put a brace there; elsewhere it is another dict.
                     at_end = [cut]
@@ -78,10 +78,10 @@ class DictForm(Form):
                 continue
             if not self.names and "{" not in line and "eval" not in line:
                 rewards |= mean_rewards_in(line)
-            found = self._found(line)
+            records = self._found(line)
             if _SUMMARY not in line:
-                for record in found:
-                    whole, at_end = (record if self.names else None), []
+                for record in records:
+                    previous, at_end = (record if self.names else None), []
                     record = replace(record, is_after_end=True) if has_ended else record
                     has_ended = False
                     has_own = record.step is not None or "reward" in metric_quantities(record.values).values()
@@ -90,7 +90,7 @@ class DictForm(Form):
                 continue
             has_ended = True
             if summary is not None:
-                summary = list(found)
+                summary = list(records)
         yield from [*(summary or ()), *at_end]
 
     def _found(self, line: str) -> Iterator[Printed]:
@@ -128,11 +128,11 @@ TRAINER = DictForm("the console log of the transformers Trainer", "epoch", _AS_I
 ANY_DICT = DictForm()
 
 
-def _cut(line: str, whole: Printed) -> Printed | None:
+def _cut(line: str, previous: Printed) -> Printed | None:
     """Return the pairs that are whole in a line that lost its end; None unless they begin as those of a line before."""
     values = values_of(dict_in(line[line.find("{") :]) or {})
-    is_beginning = [*values] == [*whole.values][: len(values)] and len(values) >= FEWEST_NUMBERS
-    is_again = all(whole.values[name] == value for name, value in values.items() if name in whole.values)
+    is_beginning = [*values] == [*previous.values][: len(values)] and len(values) >= FEWEST_NUMBERS
+    is_again = all(previous.values[name] == value for name, value in values.items() if name in previous.values)
     return Printed(values) if is_beginning and not is_again else None
 
 
@@ -156,9 +156,9 @@ def joined_dicts(lines: Iterable[str]) -> Iterator[str]:
     process = above = ""
     for line in lines:
         size += len(line)
-        own = _PROCESS.match(line)
-        found, text = (own[0], line[own.end() :]) if own else ("", line)
-        is_inside = bool(held) and found == process
+        match = _PROCESS.match(line)
+        prefix, text = (match[0], line[match.end() :]) if match else ("", line)
+        is_inside = bool(held) and prefix == process
         if held and ((is_inside and _BEGINS.match(text)) or len(held) == _LINES or size > LONGEST_LINE):
             yield from held
             held, is_inside = [], False
@@ -169,7 +169,7 @@ def joined_dicts(lines: Iterable[str]) -> Iterator[str]:
                 yield "".join(held)
                 held = []
         elif not held and "{" in text and (depth := text.count("{") - text.count("}")) > 0 and _OPENS.search(text):
-            held, size, process = [above + text if _BEGINS.match(text) else text], len(line), found
+            held, size, process = [above + text if _BEGINS.match(text) else text], len(line), prefix
         elif not held and _LIST.match(text):
             yield from _NEXT.split(text)
         else:
@@ -187,9 +187,9 @@ def _texts_in(text: str) -> dict[str, str]:
     >>> _texts_in("{'loss': 0.5, 'reward': 'n/a', 'kl': '0.1', 'remaining': '3h'}")
     {'reward': 'n/a'}
     """
-    found = {name: value for _, name, _, value in _TEXT.findall(text)} if len(text) <= LONGEST_LINE else {}
+    texts = {name: value for _, name, _, value in _TEXT.findall(text)} if len(text) <= LONGEST_LINE else {}
     return {
         name: value
-        for name, value in found.items()
+        for name, value in texts.items()
         if is_metric(name) and number(value.partition("/")[0].strip()) is None and value not in NULL.split("|")
     }

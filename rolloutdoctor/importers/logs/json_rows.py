@@ -60,12 +60,11 @@ def _rows_of_lines(source: Source, notes: LogNotes) -> Sequence[Row]:
     """Return the rows, each with its step."""
     is_tracker = is_history(lines.first_object(Path(source.path)) or {})
     read = [*_objects(source, notes)]
-    found, counter = steps_by_counter([row for row, _ in read])
+    rows, counter = steps_by_counter([row for row, _ in read])
     if counter:
         notes.say(f"the lines name no step; {counter}, which counts them, is taken for it")
     return [
-        (row if is_tracker else plain(without_excerpts(row)), where)
-        for row, (_, where) in zip(found, read, strict=True)
+        (row if is_tracker else plain(without_excerpts(row)), where) for row, (_, where) in zip(rows, read, strict=True)
     ]
 
 
@@ -93,8 +92,8 @@ def _objects(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object
                 # Where others follow it, nothing says which step a line is of.
                 broken += without
                 without.clear()
-                if (found := counter_of(row)) is not None:
-                    named, steps = found[0], [*steps[-1:], found[1]]
+                if (counted := counter_of(row)) is not None:
+                    named, steps = counted[0], [*steps[-1:], counted[1]]
                 yield row, f"{source.name}, line {number}"
     if steps and len(without) == 1:
         ((number, row),) = without.items()
@@ -106,22 +105,22 @@ def _objects(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object
     for name, numbers in twice.items():
         count = f"line {numbers[0]:,}" if len(numbers) == 1 else f"{len(numbers):,} lines (line {numbers[0]:,})"
         notes.say(f"{name} is there twice with two values in {count}, and left out there")
-    for odd, what in ((broken, "left out"), ([*set(cut) - set(broken)], "read up to where it is cut off")):
+    for odd, treatment in ((broken, "left out"), ([*set(cut) - set(broken)], "read up to where it is cut off")):
         if odd:
             count = (
                 "1 line is not a complete JSON object"
                 if len(odd) == 1
                 else f"{len(odd):,} lines are not complete JSON objects"
             )
-            notes.say(f"{count}, and {what} (line {min(odd):,})")
+            notes.say(f"{count}, and {treatment} (line {min(odd):,})")
 
 
 def _whole_pairs(raw: bytes) -> dict[str, object] | None:
     """Return the names and numbers of an object that was cut, before the cut; None if there are no two."""
     is_cut = raw.lstrip().startswith(b"{") and not raw.rstrip().endswith(b"}")
-    found = dict_in(raw.decode(errors="replace")) if is_cut else None
-    row: dict[str, object] = {**values_of(found or {})}
-    row |= {name: int(text) for name, text in (found or {}).items() if name in STEPS and text.isdecimal()}
+    pairs = dict_in(raw.decode(errors="replace")) if is_cut else None
+    row: dict[str, object] = {**values_of(pairs or {})}
+    row |= {name: int(text) for name, text in (pairs or {}).items() if name in STEPS and text.isdecimal()}
     return row if len(row) > 1 else None
 
 
@@ -190,11 +189,11 @@ def _document(source: Source, notes: LogNotes) -> dict[str, object] | Sequence[o
     if repeated:
         notes.say(f"{', '.join(repeated)}: there twice with two values, and left out there")
     if body is None and _BEGINS.match(raw):
-        found = (lines.without_repeats(match[0])[0] for match in _FLAT.finditer(raw))
-        body = [row for row in found if row is not None and any(row.get(name) is not None for name in STEPS)]
+        rows = (lines.without_repeats(match[0])[0] for match in _FLAT.finditer(raw))
+        body = [row for row in rows if row is not None and any(row.get(name) is not None for name in STEPS)]
         notes.say(f"not a whole JSON document: the {len(body):,} rows that are whole are read")
-    if isinstance(body, list) and (is_list(body) or all(is_list(one) and len(one) == len(DOWNLOADED) for one in body)):
-        body = {tag_of(source.name): [one[1:] if isinstance(one, list) else one for one in body]}
+    if isinstance(body, list) and (is_list(body) or all(is_list(row) and len(row) == len(DOWNLOADED) for row in body)):
+        body = {tag_of(source.name): [row[1:] if isinstance(row, list) else row for row in body]}
     if not isinstance(body, (dict, list)):
         raise InputError(f"{source.name}: not JSON with a list log_history; {_EXPECTED}")
     return body

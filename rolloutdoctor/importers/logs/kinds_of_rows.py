@@ -109,8 +109,8 @@ def steps_by_counter(rows: Rows) -> tuple[Rows, str]:
     """
     if len(rows) < _FEWEST_COUNTED or any(name_of(name) in STEPS for row in rows[:1] for name in row):
         return rows, ""
-    found = [name for name in rows[0] if not is_metric(name) and _grows([row.get(name) for row in rows])]
-    named = min(found, key=lambda name: not _COUNTS & {*name_of(name).split("_")}, default="")
+    counters = [name for name in rows[0] if not is_metric(name) and _grows([row.get(name) for row in rows])]
+    named = min(counters, key=lambda name: not _COUNTS & {*name_of(name).split("_")}, default="")
     if not named or named in ROUNDS or (len(rows) < _FEWEST_OF_ANY and not _COUNTS & {*name_of(named).split("_")}):
         return rows, ""
     rest = [{name: value for name, value in row.items() if name != named} for row in rows]
@@ -120,7 +120,7 @@ def steps_by_counter(rows: Rows) -> tuple[Rows, str]:
         step = "episode"
     else:
         return rows, ""
-    return [{step: row[named], **own} for row, own in zip(rows, rest, strict=True)], named
+    return [{step: row[named], **others} for row, others in zip(rows, rest, strict=True)], named
 
 
 def steps_by_place(rows: Rows) -> list[Mapping[str, object]]:
@@ -147,11 +147,11 @@ _BY_ONE = 0.9
 
 
 def _grows(values: Sequence[object]) -> bool:
-    whole = [value for value in values if type(value) is int]
-    if len(whole) < len(values) or whole[0] < 0:
+    integers = [value for value in values if type(value) is int]
+    if len(integers) < len(values) or integers[0] < 0:
         return False
-    by = [after - before if after != whole[0] else 0 for before, after in pairwise(whole)]
-    return min(by) >= 0 and sum(one == 1 for one in by) >= _BY_ONE * len(by)
+    by = [after - before if after != integers[0] else 0 for before, after in pairwise(integers)]
+    return min(by) >= 0 and sum(increment == 1 for increment in by) >= _BY_ONE * len(by)
 
 
 def _is_of_step(row: Mapping[str, object]) -> bool:

@@ -59,7 +59,7 @@ def _read(source: Source, notes: LogNotes) -> tuple[Text, Printed | None, list[i
     added: Printed | None = None
     if (last := _last_of_table(lines, records[_TABLE], records[WANDB_SUMMARY])) is not None:
         added, records[WANDB_SUMMARY] = last, []
-    counts: dict[Form, int] = {form: sum(len(one.values) for one in found) for form, found in records.items()}
+    counts: dict[Form, int] = {form: sum(len(record.values) for record in printed) for form, printed in records.items()}
     # Lines of any names may be of every response: they count where nothing else has numbers of rewards.
     trained = {form for form in FORMS if form not in ANY_NAMES or _is_of_steps(records[form])}
     best = max(
@@ -99,9 +99,9 @@ def _last_of_table(lines: Sequence[str], table: Sequence[Printed], summaries: Se
         return Printed({}, end) if len(below) >= _FEWEST_ROWS and end > (summary.step or 0) else None
     if not end <= (summary.step or 0) < end + max(end - steps[-2], 1):
         return None
-    known = {name for row in table for name in row.values}
+    names = {name for row in table for name in row.values}
     # A 0 of one step alone, as of the reward or the gradient norm, says nothing of the others.
-    return Printed({name: value for name, value in summary.values.items() if value and name not in known}, end)
+    return Printed({name: value for name, value in summary.values.items() if value and name not in names}, end)
 
 
 _SUMMARY = "Run summary:"

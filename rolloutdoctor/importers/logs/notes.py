@@ -135,12 +135,12 @@ def read_once(read: Callable[[Source, LogNotes], _Found], source: Source, notes:
 
     What was found in the last log is kept; `forget` lets go of it.
     """
-    found, own = _read(read, source, notes.name, state_of(Path(source.path)), is_growing())
-    for sentence in own.reader.sentences:
+    content, read_notes = _read(read, source, notes.name, state_of(Path(source.path)), is_growing())
+    for sentence in read_notes.reader.sentences:
         notes.tell(sentence)
-    notes.planned(own.total_steps)
-    notes.environment, notes.counted_steps = own.environment, own.counted_steps
-    return cast(_Found, found)
+    notes.planned(read_notes.total_steps)
+    notes.environment, notes.counted_steps = read_notes.environment, read_notes.counted_steps
+    return cast(_Found, content)
 
 
 @lru_cache(1)

@@ -31,8 +31,8 @@ def of_splits(
     splits: dict[str, dict[str, _T]] = {}
     for name, value in values.items():
         split = EVAL if evaluations and name.startswith(evaluations) else otherwise
-        own = name.removeprefix(evaluations).removeprefix("train/" if evaluations == "eval/" else "")
-        splits.setdefault(split, {})[own] = value
+        metric = name.removeprefix(evaluations).removeprefix("train/" if evaluations == "eval/" else "")
+        splits.setdefault(split, {})[metric] = value
     yield from splits.items()
 
 
@@ -42,20 +42,20 @@ def numbers(values: Mapping[str, object]) -> dict[str, float | str | None]:
     wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf".
     """
     spelled = {name: _spelled(value) if isinstance(value, str) else _mean(value) for name, value in values.items()}
-    found: dict[str, float | str | None] = {
+    scalars: dict[str, float | str | None] = {
         name: _in_float32(as_float(value)) if is_number(value) else cells.shown(value)
         for name, value in spelled.items()
         if not _says_nothing(name, value)
     }
     rewards = next((value for name in REWARDS if isinstance(value := values.get(name), list) and is_list(value)), [])
     std = of_rewards("", rewards).get(REWARD_STD)
-    return found if std is None or REWARD_STD in values else found | {REWARD_STD: std}
+    return scalars if std is None or REWARD_STD in values else scalars | {REWARD_STD: std}
 
 
 def _spelled(text: str) -> object:
     """Return the number that is not finite which a text says; what says none as it is."""
-    found = number(text)
-    return text if found is None or math.isfinite(found) else found
+    parsed = number(text)
+    return text if parsed is None or math.isfinite(parsed) else parsed
 
 
 REWARDS = ("rewards", "reward", "scores")
@@ -67,10 +67,10 @@ REWARD_STD = "reward_std"
 
 def of_rewards(name: str, rewards: Sequence[float | None]) -> dict[str, float | None]:
     """Return the mean of the rewards of a step by name, and their standard deviation where there are two or more."""
-    known = [value for value in rewards if value is not None]
-    mean = mean_of(known) if known else 0.0
-    square = sum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1)
-    return {name: mean, **({REWARD_STD: math.sqrt(square)} if len(known) > 1 else {})} if known else {}
+    present = [value for value in rewards if value is not None]
+    mean = mean_of(present) if present else 0.0
+    square = sum((value - mean) ** 2 for value in present) / max(len(present) - 1, 1)
+    return {name: mean, **({REWARD_STD: math.sqrt(square)} if len(present) > 1 else {})} if present else {}
 
 
 def mean_of(values: Sequence[float]) -> float:

@@ -36,16 +36,16 @@ class Pairs(Form):
         """Yield the steps; what has a counter, and no metric that many of them have, is the text of a response."""
         means: list[Printed] = []
         steps = _whole([*self._steps(_with_means(lines, means))])
-        found = of_one_counter([record for record in steps if _logs(record)])
+        records = of_one_counter([record for record in steps if _logs(record)])
         # A line or two with a counter may be the text of a response.
-        found = means if len(found) < min(FEWEST_NUMBERS, len(means)) else found
-        times = Counter(name for record in found for name in record.values if is_metric(name))
+        records = means if len(records) < min(FEWEST_NUMBERS, len(means)) else records
+        times = Counter(name for record in records for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
         often = {name for name, count in times.items() if _OF_MANY * count >= most}
         # Lines of updates may be rarer than the rewards of each step.
-        updates = [record for record in found if is_update(record.values)]
+        updates = [record for record in records if is_update(record.values)]
         often |= {name for record in updates for name in record.values if len(updates) >= _FEWEST_UPDATES}
-        yield from through_epochs([record for record in found if not often.isdisjoint(record.values)])
+        yield from through_epochs([record for record in records if not often.isdisjoint(record.values)])
 
     def _steps(self, lines: Iterable[str]) -> Iterator["_Step"]:
         """Yield what stands above the first line with a counter, and each of these with what the lines below it add."""
@@ -133,9 +133,9 @@ class _Step:
         say again and again are those of responses.
         """
         values = self.record.values | self.added
-        said = {name for name in (*values, *metric_quantities(values).values()) if not self.below[name]}
+        stated = {name for name in (*values, *metric_quantities(values).values()) if not self.below[name]}
         for name, quantity in [(name, metric_quantities(more).get(name)) for name in more]:
-            if name in said or quantity in said:
+            if name in stated or quantity in stated:
                 continue
             self.below[name] += 1
             if self.below[name] == 1:
@@ -152,16 +152,16 @@ def _whole(steps: Sequence[_Step]) -> list[Printed]:
     Args:
         steps: the first is what stands above all lines with a counter; of some the line itself has no metrics.
     """
-    own = [place for place, step in enumerate(steps) if step.record.values]
-    counts = Counter(name for place in own[:-1] for name in steps[place].added)
-    above = {name for name, count in counts.items() if count >= _MOST_OF * (len(own) - 1)}
-    if above and above <= steps[own[0] - 1].added.keys() and not above & steps[own[-1]].added.keys():
-        for before, place in reversed([*pairwise([own[0] - 1, *own])]):
+    places = [place for place, step in enumerate(steps) if step.record.values]
+    counts = Counter(name for place in places[:-1] for name in steps[place].added)
+    above = {name for name, count in counts.items() if count >= _MOST_OF * (len(places) - 1)}
+    if above and above <= steps[places[0] - 1].added.keys() and not above & steps[places[-1]].added.keys():
+        for before, place in reversed([*pairwise([places[0] - 1, *places])]):
             from_above = {name: steps[before].added.pop(name) for name in above & steps[before].added.keys()}
             steps[place].added |= from_above
     return [
-        replace(one, values=one.values | {name: value for name, value in more.items() if name not in one.values})
-        for one, more in ((step.record, step.added) for step in steps[1:])
+        replace(entry, values=entry.values | {name: value for name, value in more.items() if name not in entry.values})
+        for entry, more in ((step.record, step.added) for step in steps[1:])
     ]
 
 
@@ -194,6 +194,6 @@ def _logs(record: Printed) -> bool:
 def _with_means(lines: Iterable[str], means: list[Printed]) -> Iterator[str]:
     """Yield lines, and keep the mean rewards in them, which are of steps though nothing counts them."""
     for line in lines:
-        if not line.startswith("wandb:") and (found := mean_rewards_in(line)):
-            means.append(Printed(found))
+        if not line.startswith("wandb:") and (rewards := mean_rewards_in(line)):
+            means.append(Printed(rewards))
         yield line

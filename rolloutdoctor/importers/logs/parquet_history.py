@@ -54,8 +54,8 @@ class ParquetHistory:
             rows = (row for batch in batches(parquet, source, plain) for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 if row[named] is not None and not math.isnan(row[named]):
-                    given = {name: cell for name, cell in row.items() if cell is not None}
-                    yield from entries_of(given, f"{source.name}, row {number}", notes, is_printed=is_printed)
+                    cells = {name: cell for name, cell in row.items() if cell is not None}
+                    yield from entries_of(cells, f"{source.name}, row {number}", notes, is_printed=is_printed)
 
 
 def _is_log(schema: "pa.Schema") -> bool:

@@ -76,48 +76,48 @@ def means_of_steps(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     if not repeated:
         return rows
     of_parts = {shape for shape, kind in kinds.items() if kind in repeated}
-    own = {one for shape in kinds.keys() - of_parts for one in shape if is_metric(one)}
-    whole = sum(any(own & row.keys() and frozenset(row) not in of_parts for row, _ in parts) for parts in steps)
-    if whole < _MOST_OF * len(steps):
-        of_parts, own = {*kinds}, set()
-    said = {*metric_quantities(own).values()}
-    more = {one for shape in of_parts for one in shape if not own or _adds(one, own, said)}
+    names = {name for shape in kinds.keys() - of_parts for name in shape if is_metric(name)}
+    complete = sum(any(names & row.keys() and frozenset(row) not in of_parts for row, _ in parts) for parts in steps)
+    if complete < _MOST_OF * len(steps):
+        of_parts, names = {*kinds}, set()
+    quantities = {*metric_quantities(names).values()}
+    more = {name for shape in of_parts for name in shape if not names or _adds(name, names, quantities)}
     many = f"{max(sizes)}" if len({*sizes[:-1]}) == 1 else f"{min(sizes)} to {max(sizes)}"
     means = f", and the means of {', '.join(sorted(more))}" if more else ""
-    read = f"read is what is of the step{means}" if own else "their means are read"
+    read = f"read is what is of the step{means}" if names else "their means are read"
     notes.say(f"{many} rows are of one step each: {read}")
     return [_mean(parts, of_parts, more) for parts in steps]
 
 
 def _kinds(shapes: Iterable[frozenset[str]]) -> dict[frozenset[str], int]:
     """Return the names of each row to the kind of row: names that are mostly the same are of one kind."""
-    found: dict[frozenset[str], int] = {}
+    kinds: dict[frozenset[str], int] = {}
     for shape in shapes:
-        if shape not in found:
+        if shape not in kinds:
             alike = (
-                kind for other, kind in found.items() if 2 * len(shape & other - _STEPS) > len((shape | other) - _STEPS)
+                kind for other, kind in kinds.items() if 2 * len(shape & other - _STEPS) > len((shape | other) - _STEPS)
             )
-            found[shape] = next(alike, len(found))
-    return found
+            kinds[shape] = next(alike, len(kinds))
+    return kinds
 
 
 _STEPS = frozenset(STEPS)
 
 
-def _adds(name: str, own: Collection[str], said: Collection[str]) -> bool:
+def _adds(name: str, names: Collection[str], quantities: Collection[str]) -> bool:
     """Tell a metric of samples that their step does not say itself."""
-    return is_metric(name) and name not in own and metric_quantities([name]).get(name) not in said
+    return is_metric(name) and name not in names and metric_quantities([name]).get(name) not in quantities
 
 
 def _mean(parts: Sequence[Row], of_parts: Collection[frozenset[str]], more: Collection[str]) -> Row:
     first, where = parts[0]
-    kept: dict[str, object] = {one: first[one] for one in first if one in STEPS or one in RUNS}
+    labels: dict[str, object] = {name: first[name] for name in first if name in STEPS or name in RUNS}
     columns: dict[str, list[object]] = {}
     for row, _ in parts:
         is_part = frozenset(row) in of_parts
-        for one in [one for one in row if not is_part or one in more]:
-            columns.setdefault(one, []).append(row[one])
-    return {**{one: _mean_of(cells) for one, cells in columns.items()}, **kept}, where
+        for name in [name for name in row if not is_part or name in more]:
+            columns.setdefault(name, []).append(row[name])
+    return {**{name: _mean_of(cells) for name, cells in columns.items()}, **labels}, where
 
 
 def _mean_of(cells: Sequence[object]) -> object:
@@ -140,15 +140,15 @@ def with_shares(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     totals = {total for _, total in counted}
     sums = {count + total for count, total in counted}
     if len(totals) == 1 and all(count <= total for count, total in counted):
-        whole = totals.pop()
+        total = totals.pop()
     elif len(sums) == 1 and len(totals) > 1:
-        whole = sums.pop()
+        total = sums.pop()
     else:
         return rows
-    if whole <= 0:
+    if total <= 0:
         return rows
-    notes.say(f"groups with equal rewards are counted, of {whole:g} a step: their share is {DEGENERATE}")
-    return [({**row, DEGENERATE: count / whole}, where) for (row, where), (count, _) in zip(rows, counted, strict=True)]
+    notes.say(f"groups with equal rewards are counted, of {total:g} a step: their share is {DEGENERATE}")
+    return [({**row, DEGENERATE: count / total}, where) for (row, where), (count, _) in zip(rows, counted, strict=True)]
 
 
 def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float]]:
@@ -159,6 +159,6 @@ def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float]]:
     )
     if not counts and len(passed) == len(failed) == 1:
         counts = [passed[0] + failed[0]]
-        totals = totals or [counts[0] + one for one in mixed]
+        totals = totals or [counts[0] + count for count in mixed]
     if len(counts) == 1 and totals and DEGENERATE not in row:
         yield counts[0], totals[0]

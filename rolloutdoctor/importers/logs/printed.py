@@ -130,8 +130,8 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
         yield from (dict_in(line[behind.end() - 1 :]) or {}).items()
     for label, inner in _REWARDS.findall(line) if "[" in line else ():
         rewards = [number(part.strip(" '\"")) for part in inner.split(",")]
-        found = of_rewards(label, [] if None in rewards else rewards)
-        yield from ((name, repr(value)) for name, value in found.items() if REWARD_STD in found)
+        values = of_rewards(label, [] if None in rewards else rewards)
+        yield from ((name, repr(value)) for name, value in values.items() if REWARD_STD in values)
 
 
 _LEVEL = re.compile(r"^\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\]?[\s:]+")
@@ -172,9 +172,9 @@ def mean_rewards_in(line: str) -> dict[str, float | None]:
     if "reward" not in line or OF_MEANS.search(line) is None:
         return {}
     values: dict[str, float | None] = {name_of(label): number(text) for label, text in pairs(line)}
-    known = metric_quantities(values)
-    is_mean = any(known.get(name) == "reward" and OF_MEANS.search(name) for name in values)
-    return {name: value for name, value in values.items() if name in known} if is_mean else {}
+    quantities = metric_quantities(values)
+    is_mean = any(quantities.get(name) == "reward" and OF_MEANS.search(name) for name in values)
+    return {name: value for name, value in values.items() if name in quantities} if is_mean else {}
 
 
 _LOSSES = {"loss", "policy_loss"}
@@ -186,5 +186,5 @@ def is_update(names: Collection[str]) -> bool:
     >>> is_update(["loss", "reward", "kl"]), is_update(["reward", "format", "answer"])
     (True, False)
     """
-    known = {*metric_quantities(names).values()}
-    return bool(_LOSSES & known) and len(known) >= FEWEST_NUMBERS
+    quantities = {*metric_quantities(names).values()}
+    return bool(_LOSSES & quantities) and len(quantities) >= FEWEST_NUMBERS

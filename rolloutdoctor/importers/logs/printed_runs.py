@@ -105,8 +105,8 @@ class _Last:
                 self.second = record.step, dict(record.values)
 
 
-def _differ(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    return any(one[name] != other[name] for name in one.keys() & other.keys())
+def _differ(left: Mapping[str, object], right: Mapping[str, object]) -> bool:
+    return any(left[name] != right[name] for name in left.keys() & right.keys())
 
 
 @lru_cache(maxsize=64)

@@ -47,9 +47,9 @@ def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing
     every, steps, before = None, None, 0
     if any(record.step is None for record in records):
         epochs = [records[place].values.get("epoch") or 0.0 for place in training]
-        every, whole, before = _interval(epochs, bars)
+        every, planned, before = _interval(epochs, bars)
         steps, total = _positions(training, bars)
-        notes.planned(whole if steps is None else total)
+        notes.planned(planned if steps is None else total)
         if growing:
             # Nobody knows the steps yet, and the lines that were counted keep their numbers.
             every, steps, before = None, None, 0
@@ -104,8 +104,8 @@ def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | No
         least, most = total // (logged + 1) + 1, total // logged
         if total % logged == 0 or least == most:
             fitting[total] = most, 0
-    whole = max(fitting, key=lambda total: (totals[total], total), default=None)
-    return (None, None, 0) if whole is None else (fitting[whole][0], whole, fitting[whole][1])
+    planned = max(fitting, key=lambda total: (totals[total], total), default=None)
+    return (None, None, 0) if planned is None else (fitting[planned][0], planned, fitting[planned][1])
 
 
 _ROUNDED = 0.005

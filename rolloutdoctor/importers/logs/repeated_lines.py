@@ -89,9 +89,9 @@ class RepeatedBlocks(Form):
         # Accuracies alone are of evaluations, one of each model.
         if len(names) < _FEWEST_NAMES or not any(is_metric(name) and "acc" not in name.lower() for name in names):
             return
-        whole = [(block, at[names[0]]) for block, at in zip(blocks, drawn, strict=True) if block.keys() >= {*names}]
-        if len(whole) >= _FEWEST_BLOCKS:
-            yield from _of_steps(names, whole)
+        complete = [(block, at[names[0]]) for block, at in zip(blocks, drawn, strict=True) if block.keys() >= {*names}]
+        if len(complete) >= _FEWEST_BLOCKS:
+            yield from _of_steps(names, complete)
 
 
 def _of_steps(names: Sequence[str], blocks: Sequence[tuple[dict[str, float | None], int | None]]) -> Iterator[Printed]:

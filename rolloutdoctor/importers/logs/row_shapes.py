@@ -62,14 +62,14 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         rest = {name: value for name, value in row.items() if name != counter}
         is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}) or is_episode(row))
         return {"step": row[counter], **rest} if is_log and counter is not None else row
-    name = next((one for one in _NAMES if isinstance(row.get(one), str)), None)
-    value = next((one for one in VALUES if one in row), None)
-    if name is not None and value is not None and (one := number(row[value])) is not None:
+    name = next((key for key in _NAMES if isinstance(row.get(key), str)), None)
+    value = next((key for key in VALUES if key in row), None)
+    if name is not None and value is not None and (parsed := number(row[value])) is not None:
         return {
             **{run: row[run] for run in (*RUNS, "split") if run in row},
             "step": row[step],
             "name": row[name],
-            "value": one,
+            "value": parsed,
         }
     leaves = list(_leaves(row))
     if leaves == [*row.items()]:
@@ -92,8 +92,8 @@ def without_excerpts(row: Mapping[str, object]) -> Mapping[str, object]:
     is_cut = any(isinstance(value, str) and _EXCERPTS & {*name.lower().split("_")} for name, value in row.items())
     if not is_cut or of_rollouts(row.keys()) & {"response", "response_ids"} or not any(name in row for name in STEPS):
         return row
-    own = {name: value for name, value in row.items() if not of_rollouts([name]) - {"reward"}}
-    return {name: value for name, value in own.items() if name in (*RUNS, *STEPS, *_PHASES) or is_number(value)}
+    cells = {name: value for name, value in row.items() if not of_rollouts([name]) - {"reward"}}
+    return {name: value for name, value in cells.items() if name in (*RUNS, *STEPS, *_PHASES) or is_number(value)}
 
 
 _EXCERPTS = frozenset({"preview", "snippet", "excerpt", "truncated"})
@@ -101,8 +101,8 @@ _EXCERPTS = frozenset({"preview", "snippet", "excerpt", "truncated"})
 
 
 def _is_of_update(name: str) -> bool:
-    known = generic(name.rpartition("/")[2]) or generic(name)
-    return known is not None and known.quantity in _OF_UPDATES
+    metric = generic(name.rpartition("/")[2]) or generic(name)
+    return metric is not None and metric.quantity in _OF_UPDATES
 
 
 def is_episode(row: Mapping[str, object]) -> bool:
@@ -115,7 +115,7 @@ def is_episode(row: Mapping[str, object]) -> bool:
     numbers = {name for name, value in rest.items() if isinstance(value, (int, float))}
     return (
         type(row.get("episode")) is int
-        and any((known := generic(name)) is not None and known.quantity == "reward" for name in numbers)
+        and any((metric := generic(name)) is not None and metric.quantity == "reward" for name in numbers)
         and of_rollouts(rest.keys()) <= {"reward"}
         and all(name in numbers or _is_word(value) for name, value in rest.items())
     )
@@ -139,5 +139,5 @@ def parsed(value: object) -> object:
     """Return the object that a text holds, of JSON or of Python with numbers alone; what holds none as it is."""
     if not isinstance(value, str) or not value.startswith("{") or not value.endswith("}"):
         return value
-    found = lines.document(value.encode())
-    return found if isinstance(found, dict) else values_of(dict_in(value) or {}) or value
+    document = lines.document(value.encode())
+    return document if isinstance(document, dict) else values_of(dict_in(value) or {}) or value

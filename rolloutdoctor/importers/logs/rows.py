@@ -61,8 +61,8 @@ def counter_of(row: Mapping[str, object], names: Sequence[str] = STEPS) -> tuple
 
 def step_of(row: Mapping[str, object]) -> int | None:
     """Return the step of a row; None if it has none."""
-    found = counter_of(row)
-    return None if found is None else found[1]
+    counter = counter_of(row)
+    return None if counter is None else counter[1]
 
 
 def _natural(value: object) -> int | None:
@@ -87,8 +87,8 @@ OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "epoch"})
 
 def of_rollouts(names: Collection[str]) -> set[str]:
     """Return the columns of a rollout that some names are, but for those that metrics share."""
-    known = {column for column in COLUMNS if any(name in names for name in (column.name, *column.aliases))}
-    return {column.name for column in known if column.kind is not Kind.FLOATS} - {"step", "split"}
+    columns = {column for column in COLUMNS if any(name in names for name in (column.name, *column.aliases))}
+    return {column.name for column in columns if column.kind is not Kind.FLOATS} - {"step", "split"}
 
 
 def is_log_row(names: Collection[str]) -> bool:
@@ -128,7 +128,7 @@ def has_mean_reward(row: Mapping[str, object]) -> bool:
     """Tell a row with a mean of rewards, which no response has, and no response: lists beside it are of its step."""
     means = [name for name, value in row.items() if isinstance(value, (int, float)) and OF_MEANS.search(name.lower())]
     of_response = of_rollouts(row.keys()) & {"response", "response_ids", "response_mask"}
-    return not of_response and any((known := generic(name)) and known.quantity in _REWARDS for name in means)
+    return not of_response and any((metric := generic(name)) and metric.quantity in _REWARDS for name in means)
 
 
 _REWARDS = ("reward", "held_out_reward")
@@ -157,13 +157,13 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes, *, is_pri
     Raises:
         DataError: if it has no step.
     """
-    found = counter_of(row)
-    if found is None:
+    counter = counter_of(row)
+    if counter is None:
         named = next((name for name in STEPS if row.get(name) is not None), None)
         if named is not None:
             cells.natural(dict(row), named, where)
         raise DataError(f"{where}: no step; the number of the optimizer step has to be in one of {', '.join(STEPS)}")
-    _, step, total = found
+    _, step, total = counter
     for length in (total, *map(row.get, LENGTHS)):
         notes.planned(length)
     data = row.get("data")
@@ -171,9 +171,9 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes, *, is_pri
         yield step, TRAIN, notes.without_texts(numbers(data), where)
         return
     notes.lists_of(row, where)
-    own = EVAL if row.get("split") == EVAL else TRAIN
+    own_split = EVAL if row.get("split") == EVAL else TRAIN
     if is_long(row):
-        yield step, own, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
+        yield step, own_split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
         return
     # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
     is_reported = "train/global_step" in row or (
@@ -181,5 +181,5 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes, *, is_pri
     )
     evaluations = "eval_" if is_printed and OF_TRAINER & row.keys() else "eval/" if is_reported else ""
     values = {name: value for name, value in row.items() if name not in _NO_METRICS and not name.startswith("_")}
-    for split, of_split in of_splits(numbers(values), evaluations, own):
+    for split, of_split in of_splits(numbers(values), evaluations, own_split):
         yield step, split, notes.without_texts(of_split, where)

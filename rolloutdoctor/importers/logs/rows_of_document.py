@@ -36,13 +36,13 @@ def rows_of(body: object) -> tuple[Rows, bool]:
     >>> rows_of({"rewards": [{"step": 1, "value": 0.5}], "kl": [[1, 0.1]]})
     ([{'step': 1, 'rewards': 0.5, 'kl': 0.1}], False)
     """
-    found = [*_tables(body, isinstance(body, dict))]
-    best = max(found, key=lambda each: _weight(each[0]), default=([], False, ""))
+    tables = [*_tables(body, isinstance(body, dict))]
+    best = max(tables, key=lambda each: _weight(each[0]), default=([], False, ""))
     names = {*best[0][0]} if best[0] else set()
     # Tables of the same names side by side are those of several runs.
-    alike = {label: rows for rows, _, label in found if rows and {*rows[0]} == names and len(rows) >= _FEWEST}
+    alike = {label: rows for rows, _, label in tables if rows and {*rows[0]} == names and len(rows) >= _FEWEST}
     # What an object holds may be found in it once more.
-    alike = {label: alike[label] for label in alike if not any(one.startswith(f"{label}/") for one in alike)}
+    alike = {label: alike[label] for label in alike if not any(other.startswith(f"{label}/") for other in alike)}
     if len(alike) > 1 and "" not in alike and not names & {*RUNS}:
         return [{"run": label, **row} for label, rows in alike.items() for row in rows], best[1]
     return best[:2]
@@ -58,7 +58,7 @@ def _weight(rows: Rows) -> tuple[bool, int, int]:
 def _tables(body: object, is_named: bool, depth: int = 0, label: str = "") -> Iterator[tuple[Rows, bool, str]]:
     """Yield what are rows of a log in a document, and where they stand in it."""
     body = parsed(body)
-    found: list[tuple[Rows, bool]] = []
+    tables: list[tuple[Rows, bool]] = []
     is_of_episodes = False
     if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
         is_of_episodes = len(body) >= _FEWEST and all(map(is_episode, body[:_LOOKED_AT]))
@@ -66,10 +66,10 @@ def _tables(body: object, is_named: bool, depth: int = 0, label: str = "") -> It
         samples = [*map(without_excerpts, body)]
         body = samples if are_of_steps(samples[:_LOOKED_AT], of_samples=True) else body
         numbered = steps_by_place(body)
-        found = [(numbered, True) if numbered else ([*map(plain, body)], False)]
+        tables = [(numbered, True) if numbered else ([*map(plain, body)], False)]
     elif isinstance(body, dict):
-        found = [*_columns(body), (_side_by_side(body), False), (_by_step(body), False), (_split(body), False)]
-    logs = [each for each in found if each[0] and (is_of_episodes or _is_log(each[0], is_named))]
+        tables = [*_columns(body), (_side_by_side(body), False), (_by_step(body), False), (_split(body), False)]
+    logs = [each for each in tables if each[0] and (is_of_episodes or _is_log(each[0], is_named))]
     yield from ((*each, label) for each in logs)
     if depth > _DEEPEST or (isinstance(body, list) and logs):
         return
@@ -117,7 +117,7 @@ def _object(value: object) -> dict[str, object]:
 
 def _side_by_side(body: Mapping[str, object]) -> Rows:
     """Return the rows of lists of points that stand side by side, by their steps."""
-    points = {name: found for name, each in body.items() if isinstance(each, list) and (found := _points(name, each))}
+    points = {name: series for name, each in body.items() if isinstance(each, list) and (series := _points(name, each))}
     longest = max(points.values(), key=len, default={})
     shapes = Counter(
         frozenset(next(iter(each.values()))) for name, each in points.items() if not is_held_out(f"{name}/")
@@ -141,11 +141,11 @@ def _side_by_side(body: Mapping[str, object]) -> Rows:
 def _points(name: str, rows: Sequence[object]) -> dict[int, dict[str, object]]:
     """Return the numbers of a list by their steps; none if it is of anything else, or a step is there twice."""
     pairs = [{"step": row[0], name: row[1]} for row in rows if is_list(row) and isinstance(row, list) and len(row) == 2]
-    found = (
+    point_rows = (
         pairs if len(pairs) == len(rows) and is_metric(name) else [plain(row) for row in rows if isinstance(row, dict)]
     )
     by_step: dict[int, dict[str, object]] = {}
-    for row in found:
+    for row in point_rows:
         if (step := step_of(row)) is None or not all(map(is_number, row.values())):
             return {}
         numbers = {_called(name, metric): value for metric, value in row.items() if metric not in STEPS}

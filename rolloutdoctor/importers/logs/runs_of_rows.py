@@ -48,19 +48,19 @@ def _of_one_run(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
         counted = [_as_printed(row) for row, _ in rows]
         records = through_epochs(counted)
         rows = [
-            (row if record is own else {**row, own.counter: record.step}, where)
-            for (row, where), own, record in zip(rows, counted, records, strict=True)
+            (row if record is printed else {**row, printed.counter: record.step}, where)
+            for (row, where), printed, record in zip(rows, counted, records, strict=True)
         ]
-        found = runs_in([replace(record, counter="") for record in records])
+        run_texts = runs_in([replace(record, counter="") for record in records])
     else:
         runs: dict[str, list[Row]] = {}
         for row, where in rows:
-            own = {one: value for one, value in row.items() if one != named}
-            runs.setdefault(f"{named}={row[named]}", []).append((own, where))
+            cells = {name: value for name, value in row.items() if name != named}
+            runs.setdefault(f"{named}={row[named]}", []).append((cells, where))
         rows = [row for of_run in runs.values() for row in of_run]
         ends = list(accumulate(map(len, runs.values())))
-        found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
-    first, after = notes.chosen(found)
+        run_texts = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
+    first, after = notes.chosen(run_texts)
     return one_row_a_step(_without_summary(rows[first:after], notes), notes)
 
 
@@ -86,36 +86,38 @@ def _name_of_run(rows: Sequence[Row]) -> str | None:
 def _with_steps(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return the rows that have a step; where none has, and they are of an update each, their places are the steps."""
     rows = _of_trainer(rows, notes)
-    found = [row for row in rows if step_of(row[0]) is not None]
-    if not found and (numbered := steps_by_place([row for row, _ in rows])):
+    stepped = [row for row in rows if step_of(row[0]) is not None]
+    if not stepped and (numbered := steps_by_place([row for row, _ in rows])):
         notes.counted_steps = True
         notes.say("the lines have no step: they are numbered from 1")
         return [(row, where) for row, (_, where) in zip(numbered, rows, strict=True)]
-    without = [where for row, where in rows if step_of(row) is None] if found else []
+    without = [where for row, where in rows if step_of(row) is None] if stepped else []
     if without:
         count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
         notes.say(f"{count} left out ({without[0].rpartition(', ')[2]})")
-    return found or rows
+    return stepped or rows
 
 
 def _of_trainer(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return rows that a tracker numbers itself, as ``_step``, under the trainer's step, where some have it."""
     if not any("_step" in row for row, _ in rows):
         return rows
-    named = next((one for one in STEPS if _counts(one, [row for row, _ in rows])), "_step")
-    found = [(row, where) for row, where in rows if row.get(named) is not None]
-    if len(found) < len(rows):
-        notes.say(f"{len(rows) - len(found):,} records without {named} are left out")
-    return [({one: row[named] if one in STEPS else row[one] for one in row}, where) for row, where in found]
+    named = next((name for name in STEPS if _counts(name, [row for row, _ in rows])), "_step")
+    numbered = [(row, where) for row, where in rows if row.get(named) is not None]
+    if len(numbered) < len(rows):
+        notes.say(f"{len(rows) - len(numbered):,} records without {named} are left out")
+    return [({name: row[named] if name in STEPS else row[name] for name in row}, where) for row, where in numbered]
 
 
 def _counts(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
     """Tell a step from a number that never changes though a metric is logged anew: a loop logs beside its trainer."""
-    own = [row for row in rows if row.get(name) is not None]
-    if len({str(row[name]) for row in own}) != 1:
-        return bool(own)
-    logged = Counter(one for row in own for one, value in row.items() if value is not None and not one.startswith("_"))
-    return all(count == 1 for one, count in logged.items() if one not in STEPS)
+    present = [row for row in rows if row.get(name) is not None]
+    if len({str(row[name]) for row in present}) != 1:
+        return bool(present)
+    logged = Counter(
+        other for row in present for other, value in row.items() if value is not None and not other.startswith("_")
+    )
+    return all(count == 1 for other, count in logged.items() if other not in STEPS)
 
 
 def _without_summary(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
@@ -137,10 +139,10 @@ def _is_summary(row: Mapping[str, object], usual: set[str], before: Sequence[Row
     first = before[0][0]
     if any(_is_word(value) and first.get(name) != value for name, value in row.items()):
         return True
-    own = values_of_row(row).keys() - {*STEPS}
-    shared = own & usual
+    names = values_of_row(row).keys() - {*STEPS}
+    shared = names & usual
     if not shared:
-        is_again = {*metric_quantities(own).values()} & {*metric_quantities(usual).values()}
+        is_again = {*metric_quantities(names).values()} & {*metric_quantities(usual).values()}
         return bool(is_again) and not any(map(is_held_out, row))
     return len(shared) > 1 and all(_is_of_all(row[name], name, before) for name in shared)
 

@@ -65,13 +65,13 @@ def format_of(path: Path) -> tuple[LogFormat, str] | None:
     """Return the format of a log of numbers, and what it is in words; None if it is none."""
     if path.name in _OF_MODELS:
         return None
-    found = _asked_once(path) if path.is_file() else _asked(path)
-    file, number = (path, None) if found is not None else located(path)
-    return found if number is None else format_of(file)
+    detected = _asked_once(path) if path.is_file() else _asked(path)
+    file, number = (path, None) if detected is not None else located(path)
+    return detected if number is None else format_of(file)
 
 
 def _asked(path: Path) -> tuple[LogFormat, str] | None:
-    return next(((one, why) for one in FORMATS if (why := one.detect(path)) is not None), None)
+    return next(((reader, why) for reader in FORMATS if (why := reader.detect(path)) is not None), None)
 
 
 _asked_once = kept(256)(_asked)
@@ -101,8 +101,8 @@ def runs_of(path: Path) -> list[str]:
 
 def kind_of(path: Path) -> str | None:
     """Say what log of numbers a file is; None if it is none."""
-    found = format_of(path)
-    return None if found is None else found[1]
+    detected = format_of(path)
+    return None if detected is None else detected[1]
 
 
 def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[Entry]:
@@ -115,15 +115,15 @@ def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[Entry]:
     Raises:
         InputError: if the file is no log of numbers, or cannot be read.
     """
-    found = format_of(Path(source.path))
-    if found is None:
+    detected = format_of(Path(source.path))
+    if detected is None:
         raise InputError(f"{source.name}: no log of numbers; give trainer_state.json, CSV, JSON Lines or a console log")
     notes = notes or LogNotes()
     file, number = located(Path(source.path))
-    if number is not None and found[0].detect(Path(source.path)) is None:
+    if number is not None and detected[0].detect(Path(source.path)) is None:
         source, notes.run = Source(str(file), source.name.rpartition("/")[0]), number
     notes.name = source.name
-    for step, split, values in found[0].read(source, notes):
+    for step, split, values in detected[0].read(source, notes):
         notes.reader.numbers(notes.name, (name for name, value in values.items() if value is not None))
         notes.reader.nulls(notes.name, (name for name, value in values.items() if value is None))
         yield step, split, values

@@ -39,7 +39,7 @@ class TensorboardEvents:
             InputError: if the file cannot be read.
         """
         offsets: list[int] = []
-        known: set[str] = set()
+        tags: set[str] = set()
         try:
             with Path(source.path).open("rb") as stream:
                 beginning = islice(records(stream, offsets.append), _BEGINNING)
@@ -47,7 +47,7 @@ class TensorboardEvents:
                 stream.seek(0)
                 offsets.clear()
                 for record in records(stream, offsets.append):
-                    for step, name, value in scalars(record, known):
+                    for step, name, value in scalars(record, tags):
                         if step < 0:
                             raise InputError(f"{source.name}: step {step} of {name}; steps count from 0")
                         for split, values in of_splits({name: value}, "eval/" if is_prefixed else ""):
@@ -68,18 +68,18 @@ def tensorboard_config(path: Path) -> dict[str, object]:
 
     A text is JSON, as the transformers Trainer writes its arguments, or a table of Markdown, a row an option.
     """
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     try:
         with path.open("rb") as stream:
             for record in islice(records(stream, lambda offset: None), _BEGINNING):
-                found |= dict(hparams(record))
+                options |= dict(hparams(record))
                 for tag, text in texts(record):
                     if _OF_OPTIONS.search(tag) and _OF_THE_MODEL not in tag:
-                        found |= _of_text(text)
+                        options |= _of_text(text)
     except (OSError, ValueError):
         # Reading the scalars says it.
-        return found
-    return found
+        return options
+    return options
 
 
 def _of_text(text: str) -> dict[str, object]:

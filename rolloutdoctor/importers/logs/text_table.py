@@ -60,9 +60,9 @@ class TextTable(Form):
                 step = _STEP.fullmatch(row.pop("step"))
                 if step is None:
                     continue
-                for split, own in of_splits(row, "eval_"):
-                    values = values_of(own)
-                    odd = {name: cell for name, cell in own.items() if name not in values}
+                for split, split_cells in of_splits(row, "eval_"):
+                    values = values_of(split_cells)
+                    odd = {name: cell for name, cell in split_cells.items() if name not in values}
                     if values:
                         texts = {name: cell for name, cell in odd.items() if cell.lower() not in _EMPTY}
                         yield Printed(values, int(step[1]), split, texts=texts, total_steps=ends[-1] if ends else None)

@@ -83,19 +83,19 @@ def wandb_config(source: Source) -> dict[str, object]:
         InputError: if the file cannot be read.
         SeveralRunsError: if the folder holds several runs.
     """
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     with _reading(source):
         for record in _records(source, lambda sentence: None):
             inner = (config for run in _texts(record, _RUN) for config in _texts(fields(run), _RUN_CONFIG))
             configs = map(fields, (*inner, *_texts(record, _CONFIG)))
             for names, value in (_item(item) for config in configs for item in _texts(config, _ITEM)):
-                into = found
+                into = options
                 for name in names[:-1]:
                     deeper = into.setdefault(name, {})
                     into = deeper if isinstance(deeper, dict) else {}
                 if names:
                     into[names[-1]] = lines.document(value)
-    return {name: value for name, value in found.items() if name != "_wandb"}
+    return {name: value for name, value in options.items() if name != "_wandb"}
 
 
 def _only(source: Source) -> Path:
@@ -125,10 +125,10 @@ def _runs(path: Path) -> list[Path]:
 
 def _run_in(folder: Path) -> list[Path]:
     # wandb writes it into the folder of the run; people keep it in one below, too.
-    found = sorted(folder.glob("run-*.wandb")) or sorted(
+    candidates = sorted(folder.glob("run-*.wandb")) or sorted(
         folder.glob("*/run-*.wandb") if _OF_RUN.match(folder.name) else ()
     )
-    files = [file for file in found if file.is_file() and _begins(file)]
+    files = [file for file in candidates if file.is_file() and _begins(file)]
     if files or not any((folder / "files" / name).is_file() for name in (_LOG, _SUMMARY)):
         return files
     return [folder] if _has_numbers(folder) else []
@@ -183,13 +183,13 @@ def _history(source: Source, tell: Tell) -> Iterator[dict[str, object]]:
         yield row
 
 
-def _texts(found: _Fields, number: int) -> list[bytes]:
+def _texts(parts: _Fields, number: int) -> list[bytes]:
     """The messages or texts in the fields of one number."""
-    return [body for body in found.get(number, ()) if isinstance(body, bytes)]
+    return [body for body in parts.get(number, ()) if isinstance(body, bytes)]
 
 
 def _item(message: bytes) -> tuple[list[str], bytes]:
     """The name of an item, by its parts, and its value in JSON."""
-    found = fields(message)
-    names = _texts(found, _NESTED_KEY) or _texts(found, _KEY)
-    return [name.decode() for name in names], b"".join(_texts(found, _VALUE)[-1:]) or b"null"
+    parts = fields(message)
+    names = _texts(parts, _NESTED_KEY) or _texts(parts, _KEY)
+    return [name.decode() for name in names], b"".join(_texts(parts, _VALUE)[-1:]) or b"null"

@@ -37,11 +37,11 @@ def decimal(text: str) -> float:
     return float(text)
 
 
-def number(value: object, what: str) -> float | None:
+def number(value: object, label: str) -> float | None:
     """Return a number, or None where there is none.
 
     Raises:
-        DataError: if it is neither; `what` names the field in the message.
+        DataError: if it is neither; `label` names the field in the message.
     """
     if value is None:
         return None
@@ -50,7 +50,7 @@ def number(value: object, what: str) -> float | None:
             raise TypeError
         return float(value)
     except (TypeError, OverflowError):
-        raise DataError(f"{what} is {shown(value)} where a number was expected") from None
+        raise DataError(f"{label} is {shown(value)} where a number was expected") from None
 
 
 def text(value: object) -> str | None:
@@ -101,8 +101,8 @@ def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
     # Unsigned is what int64 does not hold.
     wanted = "biuf" if kind is Kind.FLOATS else "bi"
     if len(value) and (array.ndim != 1 or array.dtype.kind not in wanted):
-        what = "a number" if kind is Kind.FLOATS else "an integer"
-        raise DataError(f"{where} holds something that is not {what}")
+        expected = "a number" if kind is Kind.FLOATS else "an integer"
+        raise DataError(f"{where} holds something that is not {expected}")
     return array.astype(np.float64 if kind is Kind.FLOATS else np.int64, copy=False)
 
 

@@ -111,10 +111,10 @@ def chunks(files: Iterable[Source]) -> Iterator[Chunk]:
                 while block := stream.read(CHUNK_BYTES):
                     cut = block.rfind(b"\n") + 1
                     if cut:
-                        whole, rest = b"".join((rest, memoryview(block)[:cut])), block[cut:]
-                        read += len(whole)
-                        yield Chunk(file, first, whole, read)
-                        first += whole.count(b"\n")
+                        complete, rest = b"".join((rest, memoryview(block)[:cut])), block[cut:]
+                        read += len(complete)
+                        yield Chunk(file, first, complete, read)
+                        first += complete.count(b"\n")
                     else:
                         rest += block
                         if len(rest) > LONGEST_LINE:
@@ -158,9 +158,9 @@ def parse(raw: bytes) -> dict[str, object] | None:
 
 def without_repeats(raw: bytes) -> tuple[dict[str, object] | None, tuple[str, ...]]:
     """Return the object in some bytes as `parse` does, without keys that are there twice with two values, and these."""
-    found = parse(raw)
-    if found is not None:
-        return found, ()
+    parsed = parse(raw)
+    if parsed is not None:
+        return parsed, ()
     body, repeated = _told_apart(raw)
     return (body, repeated) if isinstance(body, dict) else (None, ())
 
@@ -220,15 +220,15 @@ def _is_all_brackets(raw: bytes) -> bool:
 
 def _keys(body: object) -> int:
     """Count the keys of a document; too few, where a list holds objects behind something else."""
-    found, waiting = 0, [body]
+    count, waiting = 0, [body]
     while waiting:
         inner = waiting.pop()
         if isinstance(inner, dict):
-            found += len(inner)
+            count += len(inner)
             waiting += [each for each in inner.values() if isinstance(each, (dict, list))]
         elif isinstance(inner, list) and inner and isinstance(inner[0], (dict, list)):
             waiting += inner
-    return found
+    return count
 
 
 def _may_lose_digits(body: object, raw: bytes) -> bool:
@@ -252,23 +252,23 @@ def first_objects(path: Path, most: int, *, repeats: bool = False) -> list[dict[
         repeats: True to take objects with a key twice, as `without_repeats` does.
     """
     read = (lambda text: without_repeats(text)[0]) if repeats else parse
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     # To open a pipe is to wait for who writes to it.
     if not path.is_file():
-        return found
+        return rows
     try:
         with path.open("rb") as file:
-            while len(found) < most and (raw := file.readline(LONGEST_LINE + 1)):
+            while len(rows) < most and (raw := file.readline(LONGEST_LINE + 1)):
                 if not raw.strip():
                     continue
                 text = raw.lstrip().removeprefix(_BYTE_ORDER_MARK)
                 row = read(text) if len(raw) <= LONGEST_LINE and text.lstrip().startswith(b"{") else None
                 if row is None:
                     break
-                found.append(row)
+                rows.append(row)
     except OSError:
-        return found
-    return found
+        return rows
+    return rows
 
 
 def _too_deep(body: dict[str, object], raw: bytes) -> bool:

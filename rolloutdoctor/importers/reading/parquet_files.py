@@ -49,10 +49,10 @@ def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | No
         footer = parquet.metadata
         sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
         rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, *sizes, 1)))
-        found = parquet.iter_batches(rows, columns=None if columns is None else list(columns))
+        stream = parquet.iter_batches(rows, columns=None if columns is None else list(columns))
     while True:
         with reading(source.name, "the rows"):
-            batch = next(found, None)
+            batch = next(stream, None)
             if batch is None:
                 return
             # Damage can hide in what arrow hands on unseen: bytes that are no text, offsets beyond the end.

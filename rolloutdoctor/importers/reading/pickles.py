@@ -102,9 +102,9 @@ class _Followed:
                     raise ValueError("its lists hold themselves, or grow after they were stored")
                 target.add(items)
             elif name in _MADE_OF:
-                made = _Container()
-                made.add(self.taken(_MADE_OF[name]))
-                self.stacks[-1].append(made)
+                container = _Container()
+                container.add(self.taken(_MADE_OF[name]))
+                self.stacks[-1].append(container)
             elif name == "MARK":
                 self.stacks.append([])
                 if len(self.stacks) > _DEEPEST:
@@ -207,9 +207,9 @@ class Inert:
 
     def __new__(cls, *arguments: object, **more: object) -> "Inert":
         """Make one of any arguments."""
-        made = super().__new__(cls)
-        made.arguments, made.state = arguments, {}
-        return made
+        instance = super().__new__(cls)
+        instance.arguments, instance.state = arguments, {}
+        return instance
 
     arguments: tuple[object, ...]
     state: dict[object, object]

@@ -83,7 +83,9 @@ class ScalarDump(ABC):
         if path.is_file():
             return [path] if self.is_own(path) else []
         try:
-            inside = sorted((one for one in path.iterdir() if one.is_dir()), key=lambda one: natural_key(one.name))
+            inside = sorted(
+                (entry for entry in path.iterdir() if entry.is_dir()), key=lambda entry: natural_key(entry.name)
+            )
         except OSError:
             return []
         return [file for folder in (path, *inside) for file in folders.listed(folder, self.is_own)]

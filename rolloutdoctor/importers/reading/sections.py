@@ -16,9 +16,9 @@ def sections_of(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """
     processes: dict[str, list[tuple[int, str]]] = {}
     for line in lines:
-        own = _PROCESS.match(line)
-        text = line[own.end() :] if own else line
-        within = processes.setdefault(own[0] if own else "", [])
+        match = _PROCESS.match(line)
+        text = line[match.end() :] if match else line
+        within = processes.setdefault(match[0] if match else "", [])
         section = _SECTION.fullmatch(text)
         indent = len(text) - len(text.lstrip(" ")) if section is None else len(section[1])
         while within and within[-1][0] >= indent:

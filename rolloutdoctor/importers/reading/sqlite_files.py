@@ -76,8 +76,8 @@ class Database:
     def columns(self, table: str) -> set[str]:
         """Names of the columns of a table; none of a view, or of a table that is computed, which may have no end."""
         query = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?"
-        made = next(self.rows(query, (table,)), None)
-        if made is None or not text_of(made[0]).upper().startswith("CREATE TABLE"):
+        definition = next(self.rows(query, (table,)), None)
+        if definition is None or not text_of(definition[0]).upper().startswith("CREATE TABLE"):
             return set()
         return {text_of(row[1]) for row in self.rows(f"PRAGMA table_info({table})")}
 

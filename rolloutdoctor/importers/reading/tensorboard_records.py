@@ -88,12 +88,12 @@ def _table() -> list[int]:
     return table
 
 
-def scalars(record: bytes, known: set[str]) -> Iterator[Scalar]:
+def scalars(record: bytes, tags: set[str]) -> Iterator[Scalar]:
     """Yield the scalars of an event.
 
     Args:
         record: an Event message.
-        known: tags of scalars, which say so once; is added to.
+        tags: tags of scalars, which say so once; is added to.
 
     Raises:
         ValueError: if it is no such message.
@@ -104,10 +104,10 @@ def scalars(record: bytes, known: set[str]) -> Iterator[Scalar]:
     for parts in _values(record):
         tag = _tag(parts)
         if 9 in parts and _plugin(_bytes(parts[9][-1])) == b"scalars":
-            known.add(tag)
+            tags.add(tag)
         if 2 in parts:
             yield step, tag, struct.unpack("<f", _bytes(parts[2][-1]))[0]
-        elif 8 in parts and tag in known and (number := _of_tensor(_bytes(parts[8][-1]))) is not None:
+        elif 8 in parts and tag in tags and (number := _of_tensor(_bytes(parts[8][-1]))) is not None:
             yield step, tag, number
 
 
@@ -132,14 +132,14 @@ def hparams(record: bytes) -> Iterator[tuple[str, object]]:
                 continue
             starts = (fields(_bytes(start)) for start in fields(_bytes(content)).get(3, ()))
             for entry in (fields(_bytes(entry)) for start in starts for entry in start.get(1, ())):
-                one = fields(b"".join(map(_bytes, entry.get(2, ()))))
+                value_fields = fields(b"".join(map(_bytes, entry.get(2, ()))))
                 name = b"".join(map(_bytes, entry.get(1, ()))).decode("utf-8", "replace")
-                if 2 in one:
-                    yield name, struct.unpack("<d", _bytes(one[2][-1]))[0]
-                elif 3 in one:
-                    yield name, _bytes(one[3][-1]).decode("utf-8", "replace")
-                elif 4 in one:
-                    yield name, bool(one[4][-1])
+                if 2 in value_fields:
+                    yield name, struct.unpack("<d", _bytes(value_fields[2][-1]))[0]
+                elif 3 in value_fields:
+                    yield name, _bytes(value_fields[3][-1]).decode("utf-8", "replace")
+                elif 4 in value_fields:
+                    yield name, bool(value_fields[4][-1])
 
 
 def _values(record: bytes) -> Iterator[dict[int, list[bytes | int]]]:

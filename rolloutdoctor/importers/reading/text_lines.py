@@ -120,8 +120,8 @@ def lines_of(source: Source, tell: Callable[[str], None] = lambda sentence: None
             while block := file.read(lines.CHUNK_BYTES):
                 skipped += (holes := sum(map(len, _HOLE.findall(block))))
                 block = _HOLE.sub(b"\n", block) if holes else block
-                *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
-                yield from (_plain(line) for line in whole if len(line) <= _LONGEST)
+                *complete, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+                yield from (_plain(line) for line in complete if len(line) <= _LONGEST)
                 rest = rest if len(rest) <= _LONGEST else b""
             if not lines.is_growing():
                 yield _plain(rest)

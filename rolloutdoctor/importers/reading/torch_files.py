@@ -50,9 +50,9 @@ def load(source: Source, *, allow_pickle: bool) -> object:
     except pickle.UnpicklingError as error:
         words = " ".join(str(error).split())
         wanted = words.partition("Unsupported global: GLOBAL ")[2].partition(" ")[0]
-        what = f"the class {wanted}" if wanted else "more than plain tensors and containers"
+        requirement = f"the class {wanted}" if wanted else "more than plain tensors and containers"
         raise InputError(
-            f"{source.name}: loading it needs {what}, which would run code from the file; "
+            f"{source.name}: loading it needs {requirement}, which would run code from the file; "
             "if you trust who wrote it, add --allow-pickle"
         ) from None
     except MemoryError:

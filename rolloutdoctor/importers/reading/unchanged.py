@@ -17,17 +17,17 @@ def state_of(path: Path) -> tuple[object, ...]:
 
     That of a file that was written just now is like no other.
     """
-    file, beside, folder = map(_seen, (path, Path(f"{path}-wal"), path.parent))
+    file, wal, folder = map(_seen, (path, Path(f"{path}-wal"), path.parent))
     now = time_ns()
-    return file, beside, folder, any(each and now - each[-1] < _JUST_NOW for each in (file, beside)) and object()
+    return file, wal, folder, any(each and now - each[-1] < _JUST_NOW for each in (file, wal)) and object()
 
 
 def _seen(path: Path) -> tuple[int, int, int] | None:
     try:
-        seen = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def kept(most: int) -> Callable[[_Find], _Find]:

@@ -60,14 +60,14 @@ def fields(message: bytes) -> dict[int, list[bytes | int]]:
     Raises:
         ValueError: if it is no such message.
     """
-    found: dict[int, list[bytes | int]] = {}
+    parts: dict[int, list[bytes | int]] = {}
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
         kind = tag & 7
         if kind == 0:
             value, at = _varint(message, at)
-            found.setdefault(tag >> 3, []).append(value)
+            parts.setdefault(tag >> 3, []).append(value)
             continue
         if kind == 2:
             length, at = _varint(message, at)
@@ -77,9 +77,9 @@ def fields(message: bytes) -> dict[int, list[bytes | int]]:
             raise ValueError("a field of a kind that proto3 does not have")
         if at + length > len(message):
             raise ValueError("a field that is longer than its message")
-        found.setdefault(tag >> 3, []).append(message[at : at + length])
+        parts.setdefault(tag >> 3, []).append(message[at : at + length])
         at += length
-    return found
+    return parts
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

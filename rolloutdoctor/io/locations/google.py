@@ -16,10 +16,10 @@ def has_credentials() -> bool:
     """
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return True
-    given = os.environ.get("GOOGLE_GCLOUD_ADC_PATH_OVERRIDE")
+    override = os.environ.get("GOOGLE_GCLOUD_ADC_PATH_OVERRIDE")
     home = os.environ.get("APPDATA") if os.name == "nt" else os.environ.get("HOME")
     folder = Path(home or "") / ("gcloud" if os.name == "nt" else ".config/gcloud")
-    if Path(given or folder / "application_default_credentials.json").exists():
+    if Path(override or folder / "application_default_credentials.json").exists():
         return True
     return _is_google(os.environ.get("GCE_METADATA_ROOT") or _METADATA_SERVER)
 

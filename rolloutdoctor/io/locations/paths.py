@@ -93,11 +93,11 @@ def expand(paths: Sequence[str | os.PathLike[str]]) -> RunPaths:
     files: list[str] = []
     metrics: list[str] = []
     journals: list[str] = []
-    for given in map(os.fsdecode, paths):
-        found = list(_expand_one(given))
-        metrics += filter(_is_metrics, found)
-        journals += [path for path in found if is_journal_name(path)]
-        runs = [path for path in found if not _is_metrics(path) and not is_journal_name(path)]
+    for path in map(os.fsdecode, paths):
+        expanded = list(_expand_one(path))
+        metrics += filter(_is_metrics, expanded)
+        journals += [path for path in expanded if is_journal_name(path)]
+        runs = [path for path in expanded if not _is_metrics(path) and not is_journal_name(path)]
         metrics += [path for run in runs for path in _metrics_beside(run)]
         files += runs
     if not files and not journals:
@@ -130,43 +130,43 @@ def reason(error: OSError) -> str:
     return f"cannot be read ({words[:1].lower() + words[1:]}); check the path"
 
 
-def _expand_one(given: str) -> Iterator[str]:
-    name = Source.of(given).name
-    address = address_of(given)
+def _expand_one(path: str) -> Iterator[str]:
+    name = Source.of(path).name
+    address = address_of(path)
     if address is not None:
-        yield from _expand_address(given, address)
+        yield from _expand_address(path, address)
         return
     try:
-        mode = os.stat(given).st_mode  # noqa: PTH116 - a Path would rewrite the name that the user gave
+        mode = os.stat(path).st_mode  # noqa: PTH116 - a Path would rewrite the name that the user gave
     except FileNotFoundError:
-        if not _MAGIC.search(given):
-            raise InputError(f"{name}: no such file or directory; {_instead(given, name)}") from None
-        yield from _expand_glob(given, name)
+        if not _MAGIC.search(path):
+            raise InputError(f"{name}: no such file or directory; {_instead(path, name)}") from None
+        yield from _expand_glob(path, name)
         return
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}") from None
     except ValueError:
         raise InputError(f"{name!r}: not a path; it holds a null character") from None
     if stat.S_ISDIR(mode):
-        yield from _expand_directory(given, name)
+        yield from _expand_directory(path, name)
     elif stat.S_ISREG(mode):
-        yield given
+        yield path
     else:
         raise InputError(f"{name}: neither a file nor a directory; a run has to be a regular Parquet file")
 
 
-def _instead(given: str, name: str) -> str:
-    if os.path.isfile(f"{given}.journal"):  # noqa: PTH113 - keeps the name as given
+def _instead(path: str, name: str) -> str:
+    if os.path.isfile(f"{path}.journal"):  # noqa: PTH113 - keeps the name as given
         return f"a recording that was not closed lies there: give {name}.journal"
     return "check the path"
 
 
-def _expand_directory(given: str, name: str) -> Iterator[str]:
+def _expand_directory(path: str, name: str) -> Iterator[str]:
     try:
-        names = sorted((entry for entry in os.listdir(given) if not _is_passing(entry)), key=natural_key)  # noqa: PTH208
+        names = sorted((entry for entry in os.listdir(path) if not _is_passing(entry)), key=natural_key)  # noqa: PTH208
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}") from None
-    paths = [os.path.join(given, entry) for entry in names]  # noqa: PTH118 - keeps the name as given
+    paths = [os.path.join(path, entry) for entry in names]  # noqa: PTH118 - keeps the name as given
     # Somebody would wait for a pipe.
     paths = list(filter(os.path.isfile, paths))
     runs = with_journals([path for path in paths if path.endswith(".parquet") and not _is_metrics(path)], paths)
@@ -183,19 +183,19 @@ def _expand_directory(given: str, name: str) -> Iterator[str]:
 
 def with_journals(runs: list[str], paths: Iterable[str]) -> list[str]:
     """Add the journals whose run files are not there: of the ranks that were killed."""
-    found: dict[str, str] = {}
+    by_run: dict[str, str] = {}
     for path in filter(is_journal_name, paths):
         match = _JOURNAL.fullmatch(path)
         run = match["run"] if match else path
         if os.path.exists(run):  # noqa: PTH110 - keeps the name as given
             continue
-        if run in found:
+        if run in by_run:
             raise InputError(
-                f"{Source.of(found[run]).name} and {Source.of(path).name}: two recordings that were not closed, of "
+                f"{Source.of(by_run[run]).name} and {Source.of(path).name}: two recordings that were not closed, of "
                 "one name; give one of them"
             )
-        found[run] = path
-    return sorted([*runs, *found.values()], key=natural_key)
+        by_run[run] = path
+    return sorted([*runs, *by_run.values()], key=natural_key)
 
 
 def matching(pattern: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -220,41 +220,41 @@ def matching(pattern: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"{prefix}{below}", below.parts
 
 
-def _expand_glob(given: str, name: str) -> Iterator[str]:
+def _expand_glob(pattern: str, name: str) -> Iterator[str]:
     try:
-        matches = [(path, parts) for path, parts in matching(given) if os.path.isfile(path)]  # noqa: PTH113
+        matches = [(path, parts) for path, parts in matching(pattern) if os.path.isfile(path)]  # noqa: PTH113
     except (ValueError, NotImplementedError) as error:
         raise UsageError(f"{name}: not a pattern that can be matched ({error}); '**' has to stand alone") from None
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}") from None
-    kept = [path for path, parts in matches if not any(map(_is_passing, parts)) and not _is_metrics(parts[-1])]
+    files = [path for path, parts in matches if not any(map(_is_passing, parts)) and not _is_metrics(parts[-1])]
     # A pattern such as runs/* also matches notes beside the run.
-    parquet = with_journals([path for path in kept if path.endswith(".parquet")], kept)
-    if not kept:
+    parquet = with_journals([path for path in files if path.endswith(".parquet")], files)
+    if not files:
         raise InputError(f"{name}: no file matches the pattern; check it, and quote it if the shell expands it")
-    yield from parquet or sorted((path for path in kept if not is_journal_name(path)), key=natural_key)
+    yield from parquet or sorted((path for path in files if not is_journal_name(path)), key=natural_key)
 
 
-def _expand_address(given: str, address: Address) -> Iterator[str]:
+def _expand_address(path: str, address: Address) -> Iterator[str]:
     folder, _, last = address.path.rpartition("/")
     is_pattern = "*" in address.path or "[" in address.path
     if is_pattern and (address.scheme in ("http", "https") or "*" in folder or "[" in folder):
         raise UsageError(f"{address.name}: a pattern can only be in the last part of an s3://, gs:// or hf:// address")
-    found = listing(address._replace(path=folder) if is_pattern else address)
-    if found is None:
-        yield given
+    paths = listing(address._replace(path=folder) if is_pattern else address)
+    if paths is None:
+        yield path
         return
-    names = {path.rpartition("/")[2]: path for path in found}
-    kept = [name for name in sorted(names, key=natural_key) if not _is_passing(name)]
+    names = {path.rpartition("/")[2]: path for path in paths}
+    chosen = [name for name in sorted(names, key=natural_key) if not _is_passing(name)]
     if is_pattern:
-        kept = [name for name in kept if fnmatchcase(name, last) and not _is_metrics(name)]
-        kept = [name for name in kept if name.endswith(".parquet")] or kept
+        chosen = [name for name in chosen if fnmatchcase(name, last) and not _is_metrics(name)]
+        chosen = [name for name in chosen if name.endswith(".parquet")] or chosen
     else:
-        kept = [name for name in kept if name.endswith(".parquet") or _is_metrics(name)]
-    if all(map(_is_metrics, kept)):
-        what = "no file matches the pattern; check it" if is_pattern else "there is no run file (*.parquet); check it"
-        raise InputError(f"{address.name}: {what}")
-    yield from (address.with_path(names[name]) for name in kept)
+        chosen = [name for name in chosen if name.endswith(".parquet") or _is_metrics(name)]
+    if all(map(_is_metrics, chosen)):
+        advice = "no file matches the pattern; check it" if is_pattern else "there is no run file (*.parquet); check it"
+        raise InputError(f"{address.name}: {advice}")
+    yield from (address.with_path(names[name]) for name in chosen)
 
 
 def _metrics_beside(run: str) -> Iterator[str]:
@@ -280,7 +280,7 @@ def _is_passing(name: str) -> bool:
 
 
 def _distinct(paths: Iterable[str]) -> tuple[Source, ...]:
-    seen: dict[str, str] = {}
+    distinct: dict[str, str] = {}
     for path in paths:
-        seen.setdefault(os.path.realpath(path) if address_of(path) is None else path, path)
-    return tuple(map(Source.of, seen.values()))
+        distinct.setdefault(os.path.realpath(path) if address_of(path) is None else path, path)
+    return tuple(map(Source.of, distinct.values()))

@@ -66,11 +66,11 @@ def read_small_bytes(
         # It may have become a pipe since, which would be waited for.
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
         with os.fdopen(number, "rb") as file:
-            found = os.fstat(number)
-            _check_regular(found, name, expected, error)
+            status = os.fstat(number)
+            _check_regular(status, name, expected, error)
             # Python makes room for all that it is asked for, whatever the file has. Some in /proc have no size.
-            content = b"" if found.st_size > most else file.read(min(most, max(found.st_size, _LEAST_READ)) + 1)
-        if max(found.st_size, len(content)) > most:
+            content = b"" if status.st_size > most else file.read(min(most, max(status.st_size, _LEAST_READ)) + 1)
+        if max(status.st_size, len(content)) > most:
             raise error(f"{name}: larger than the {most // 2**20:,} MiB that are read of such a file; {expected}")
         return content
     except (OSError, ValueError) as problem:
@@ -78,9 +78,9 @@ def read_small_bytes(
         raise error(f"{name}: {why}; {expected}") from None
 
 
-def _check_regular(found: os.stat_result, name: str, expected: str, error: type[RolloutDoctorError]) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = next((words for fits, words in _KINDS if fits(found.st_mode)), "a device")
+def _check_regular(status: os.stat_result, name: str, expected: str, error: type[RolloutDoctorError]) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((words for fits, words in _KINDS if fits(status.st_mode)), "a device")
         raise error(f"{name}: {kind} where a regular file was expected; {expected}")
 
 
@@ -99,11 +99,11 @@ def flat(table: Mapping[object, object], name: str) -> dict[str, object]:
             billions of a few lines.
     """
     values: dict[str, object] = {}
-    waiting, seen = [("", iter(table.items()))], 0
+    waiting, count = [("", iter(table.items()))], 0
     while waiting:
         prefix, items = waiting[-1]
         for key, value in items:
-            seen += 1
+            count += 1
             _check_value(key, name)
             if len(prefix) + len(str(key)) > LONGEST_NAME:
                 raise UsageError(f"{name}: the name of an option is longer than {LONGEST_NAME:,} characters")
@@ -116,7 +116,7 @@ def flat(table: Mapping[object, object], name: str) -> dict[str, object]:
             waiting.pop()
         if len(waiting) > MOST_LEVELS:
             raise _too_deep(name)
-        if seen > MOST_OPTIONS:
+        if count > MOST_OPTIONS:
             raise UsageError(f"{name}: holds more than {MOST_OPTIONS:,} options; give the trainer's own file")
     return values
 
@@ -127,28 +127,28 @@ def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     Raises:
         ValueError: if one is.
     """
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return table
 
 
 def _check_value(value: object, name: str) -> None:
     """Whoever prints or compares a value goes down into it, by recursion."""
-    seen, waiting = 0, [(value, 1)]
+    count, waiting = 0, [(value, 1)]
     while waiting:
-        found, level = waiting.pop()
-        seen += 1
+        node, level = waiting.pop()
+        count += 1
         if level > MOST_LEVELS:
             raise _too_deep(name)
-        if seen > MOST_OPTIONS:
+        if count > MOST_OPTIONS:
             raise UsageError(f"{name}: a value holds more than {MOST_OPTIONS:,} others; give the trainer's own file")
-        if isinstance(found, int) and abs(found) >= 2**64:
+        if isinstance(node, int) and abs(node) >= 2**64:
             raise UsageError(f"{name}: a whole number beyond 64 bits; give the trainer's own file")
-        if isinstance(found, Mapping):
-            waiting += [(each, level + 1) for each in found.values()]
-        elif isinstance(found, (list, tuple, set)):
-            waiting += [(each, level + 1) for each in found]
+        if isinstance(node, Mapping):
+            waiting += [(each, level + 1) for each in node.values()]
+        elif isinstance(node, (list, tuple, set)):
+            waiting += [(each, level + 1) for each in node]
 
 
 def _too_deep(name: str) -> UsageError:

@@ -67,13 +67,13 @@ def address_of(path: str) -> Address | None:
     Raises:
         UsageError: if the kind of address is not known.
     """
-    found = _ADDRESS.match(path)
-    if found is None:
+    match = _ADDRESS.match(path)
+    if match is None:
         return None
-    scheme = {"gcs": "gs"}.get(found[1].lower(), found[1].lower())
+    scheme = {"gcs": "gs"}.get(match[1].lower(), match[1].lower())
     if scheme not in ("s3", "gs", "hf", *_WEB):
         raise UsageError(f"{path}: no files are read from {scheme}:// (known: s3://, gs://, hf://, https://, http://)")
-    rest, mark, query = path[found.end() :].partition("?")
+    rest, mark, query = path[match.end() :].partition("?")
     if not rest.strip("/"):
         raise UsageError(f"{path}: names no file; write {scheme}://PLACE/NAME.parquet")
     return Address(scheme, f"{scheme}://{rest}" if scheme in _WEB else rest.rstrip("/"), mark + query)
@@ -123,11 +123,13 @@ def listing(address: Address) -> list[str] | None:
         info = store.get_file_info(_key(address))
         if info.type == fs.FileType.File:
             return None
-        found = store.get_file_info(fs.FileSelector(_key(address), allow_not_found=True))
-        if info.type == fs.FileType.NotFound and not found:
+        entries = store.get_file_info(fs.FileSelector(_key(address), allow_not_found=True))
+        if info.type == fs.FileType.NotFound and not entries:
             raise FileNotFoundError(address.path)
         account = _account(address)
-        return [f"{account}@{one.path}" if account else one.path for one in found if one.type == fs.FileType.File]
+        return [
+            f"{account}@{entry.path}" if account else entry.path for entry in entries if entry.type == fs.FileType.File
+        ]
 
 
 def is_there(path: str) -> bool:
@@ -156,16 +158,16 @@ class _NoCredentialsError(Exception):
 @lru_cache(maxsize=8)
 def _store(scheme: str, query: str, account: str) -> fs.FileSystem:
     """The file system of a scheme; options in the query go over the environment, as in pyarrow's own addresses."""
-    given = {name: values[-1] for name, values in parse_qs(query.removeprefix("?")).items()}
+    parameters = {name: values[-1] for name, values in parse_qs(query.removeprefix("?")).items()}
     if scheme == "s3":
-        endpoint = given.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL_S3")
+        endpoint = parameters.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL_S3")
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL")
-        region = given.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        found = urlsplit(endpoint) if endpoint and "://" in endpoint else None
+        region = parameters.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        url = urlsplit(endpoint) if endpoint and "://" in endpoint else None
         return fs.S3FileSystem(
             region=region or ("us-east-1" if endpoint else None),
-            endpoint_override=found.netloc if found else endpoint,
-            scheme=found.scheme if found else given.get("scheme", "https"),
+            endpoint_override=url.netloc if url else endpoint,
+            scheme=url.scheme if url else parameters.get("scheme", "https"),
             connect_timeout=_SECONDS,
             request_timeout=3 * _SECONDS,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
@@ -176,13 +178,13 @@ def _store(scheme: str, query: str, account: str) -> fs.FileSystem:
         from rolloutdoctor.io.locations.google import has_credentials
 
         emulator = urlsplit(os.environ.get("STORAGE_EMULATOR_HOST", ""))
-        endpoint = given.get("endpoint_override") or emulator.netloc or None
+        endpoint = parameters.get("endpoint_override") or emulator.netloc or None
         if account != "anonymous" and endpoint is None and not has_credentials():
             raise _NoCredentialsError
         return fs.GcsFileSystem(
             anonymous=account == "anonymous",
             endpoint_override=endpoint,
-            scheme=given.get("scheme") or emulator.scheme or "https",
+            scheme=parameters.get("scheme") or emulator.scheme or "https",
             retry_time_limit=timedelta(seconds=_SECONDS),
         )
     try:

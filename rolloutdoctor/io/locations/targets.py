@@ -73,17 +73,17 @@ class Target:
         return self.descriptor is not None or (self.found is not None and not stat.S_ISREG(self.found.st_mode))
 
     @classmethod
-    def of(cls, given: "str | os.PathLike[str]", name: str = "") -> "Target":
+    def of(cls, location: "str | os.PathLike[str]", name: str = "") -> "Target":
         """Follow links, and refuse what no result can be written to.
 
         Args:
-            given: the path as the user gave it.
+            location: the path as the user gave it.
             name: how messages call it; empty: by its path.
 
         Raises:
             OutputError: if it is a folder, lies in none, or cannot be written to.
         """
-        text = os.fsdecode(given)
+        text = os.fsdecode(location)
         name = name or shown(text)
         if not text:
             raise OutputError("'' names no file to write to; name one")
@@ -94,10 +94,10 @@ class Target:
             if descriptor is not None:
                 return cls(name, Path(text), os.fstat(descriptor), descriptor)
             path = Path(os.path.realpath(text))
-            found = _found(text)
+            status = _found(text)
         except OSError as error:
             raise unwritable(name, error) from None
-        kind = None if found is None else stat.S_IFMT(found.st_mode)
+        kind = None if status is None else stat.S_IFMT(status.st_mode)
         if kind == stat.S_IFDIR or text.endswith("/"):
             raise OutputError(f"{name} is a folder; name a file to write to")
         if kind in (stat.S_IFBLK, stat.S_IFSOCK):
@@ -106,9 +106,9 @@ class Target:
             raise OutputError(f"{name}: the file is there and cannot be written to; name another file")
         if kind in (None, stat.S_IFREG):
             _check_folder(Path(text).parent if path == Path(os.path.abspath(text)) else path.parent, name)  # noqa: PTH100 - as given
-        return cls(name, path, found)
+        return cls(name, path, status)
 
-    def check_whole(self, what: str) -> None:
+    def check_whole(self, subject: str) -> None:
         """Insist on a file, for what cannot be written piece after piece.
 
         Raises:
@@ -116,7 +116,7 @@ class Target:
         """
         if self.streams:
             kind = None if self.found is None else _KINDS.get(stat.S_IFMT(self.found.st_mode))
-            raise OutputError(f"{self.name} is {kind or 'an open file'}, and {what} has to be a file; name one")
+            raise OutputError(f"{self.name} is {kind or 'an open file'}, and {subject} has to be a file; name one")
 
     def is_any(self, paths: "Iterable[str | os.PathLike[str]]") -> bool:
         """Tell whether this is one of these files, or lies in one of these folders, under any name of it."""
@@ -124,32 +124,32 @@ class Target:
             return False
         return any(_holds(os.fsdecode(path), self.path, self.found) for path in paths)
 
-    def refuse(self, inputs: "Iterable[str | os.PathLike[str]]", what: str = "is a file that is read") -> None:
+    def refuse(self, inputs: "Iterable[str | os.PathLike[str]]", problem: str = "is a file that is read") -> None:
         """Refuse to write over a file that is read.
 
         Raises:
             OutputError: if this is one of them.
         """
         if self.is_any(inputs):
-            raise OutputError(f"{self.name} {what}; name another file to write to")
+            raise OutputError(f"{self.name} {problem}; name another file to write to")
 
 
-def _holds(place: str, path: Path, found: os.stat_result) -> bool:
+def _holds(place: str, path: Path, target: os.stat_result) -> bool:
     if _ADDRESS.match(place):
         return False
     try:
-        here = os.stat(place)  # noqa: PTH116 - keeps the name as given
+        status = os.stat(place)  # noqa: PTH116 - keeps the name as given
     except (OSError, ValueError):
         return False
-    if not stat.S_ISDIR(here.st_mode):
-        return os.path.samestat(here, found)
+    if not stat.S_ISDIR(status.st_mode):
+        return os.path.samestat(status, target)
     if Path(os.path.realpath(place)) in path.parents:
         return True
     # Under another name: a hard link, or a file system that is mounted twice.
     for folder, _, names in os.walk(place):
         for name in names:
             try:
-                if os.path.samestat(os.stat(os.path.join(folder, name)), found):  # noqa: PTH116, PTH118 - one string less for each
+                if os.path.samestat(os.stat(os.path.join(folder, name)), target):  # noqa: PTH116, PTH118 - one string less for each
                     return True
             except OSError:
                 continue

@@ -28,7 +28,7 @@ class WebFile(io.RawIOBase):
         wanted = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         request = urllib.request.Request(self._address, headers=wanted)
         try:
-            found: Any = urllib.request.urlopen(request, timeout=self._seconds)
+            opened: Any = urllib.request.urlopen(request, timeout=self._seconds)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in (404, 410):
@@ -40,7 +40,7 @@ class WebFile(io.RawIOBase):
             raise OSError(f"no connection: {error.reason}") from None
         except http.client.HTTPException as error:
             raise OSError(f"no answer in HTTP: {type(error).__name__}") from None
-        response: http.client.HTTPResponse = found
+        response: http.client.HTTPResponse = opened
         return response
 
     def _look(self) -> int:

@@ -58,8 +58,10 @@ def evals(column: pa.ChunkedArray, place: Place) -> np.ndarray:
         # Codes are given in the order of first appearance.
         if name not in (TRAIN, EVAL):
             row = int(np.argmax(name_N == code))
-            found = "null" if name is None else repr(name)
-            raise place.error(row, f"split {found} where 'train' or 'eval' was expected; rename it, or drop those rows")
+            written = "null" if name is None else repr(name)
+            raise place.error(
+                row, f"split {written} where 'train' or 'eval' was expected; rename it, or drop those rows"
+            )
     is_eval_K = np.array([name == EVAL for name in names], bool)
     return is_eval_K.take(name_N)
 

@@ -57,10 +57,10 @@ def resolve(
     twice = sorted(stored for stored, count in Counter(schema.names).items() if count > 1)
     if twice:
         raise SchemaError(f"{name}: two columns are called {twice[0]}; drop or rename one of them")
-    known = {alias: column.name for column in COLUMNS for alias in column.aliases}
-    known |= aliases.get((trainer or "").partition("@")[0], {})
+    by_alias = {alias: column.name for column in COLUMNS for alias in column.aliases}
+    by_alias |= aliases.get((trainer or "").partition("@")[0], {})
     exact: dict[str, pa.Field] = {}
-    found: dict[str, list[pa.Field]] = {}
+    fields: dict[str, list[pa.Field]] = {}
     for field in schema:
         if types.is_null(field.type):
             continue
@@ -68,12 +68,12 @@ def resolve(
         if canonical == field.name and canonical in BY_NAME:
             exact[canonical] = field
         elif canonical in BY_NAME:
-            found.setdefault(canonical, []).append(field)
-        elif field.name in known:
-            found.setdefault(known[field.name], []).append(field)
+            fields.setdefault(canonical, []).append(field)
+        elif field.name in by_alias:
+            fields.setdefault(by_alias[field.name], []).append(field)
     stored = {}
     for column in COLUMNS:
-        candidates = [exact[column.name]] if column.name in exact else found.get(column.name, [])
+        candidates = [exact[column.name]] if column.name in exact else fields.get(column.name, [])
         if len(candidates) > 1:
             names = [field.name for field in candidates]
             raise SchemaError(
@@ -85,7 +85,7 @@ def resolve(
     if "group_id" not in stored and "task_id" in stored:
         stored["group_id"] = replace(stored["task_id"], column=BY_NAME["group_id"])
     if "step" not in stored:
-        names = ["step", *(alias for alias, canonical in known.items() if canonical == "step")]
+        names = ["step", *(alias for alias, canonical in by_alias.items() if canonical == "step")]
         have = ", ".join(schema.names[:30])
         more = ", ..." if len(schema.names) > 30 else ""
         raise SchemaError(
@@ -106,12 +106,12 @@ def misspelt(unread: Iterable[str], columns: Collection[str]) -> dict[str, str]:
     {'policy_log_probs': 'policy_logprobs', 'reward': 'Reward'}
     """
     names = {name: each.name for each in COLUMNS if each.name not in columns for name in (each.name, *each.aliases)}
-    found: dict[str, str] = {}
+    meant: dict[str, str] = {}
     for name in unread:
         close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=_ALIKE)
         if close:
-            found.setdefault(names[close[0]], name)
-    return found
+            meant.setdefault(names[close[0]], name)
+    return meant
 
 
 def _advantage(field: pa.Field) -> str | None:

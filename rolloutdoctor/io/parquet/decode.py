@@ -66,13 +66,13 @@ def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
     keys = array.keys.slice(offsets[0], len(row_K)).dictionary_encode()
     value_K = numbers(array.items.slice(offsets[0], len(row_K)))
     refuse_bytes(keys.dictionary, place)
-    found = {}
+    columns = {}
     code_K = as_numpy(keys.indices)
     for code, name in enumerate(keys.dictionary.to_pylist()):
         is_it_K = code_K == code
-        found[name] = torch.full((len(array),), torch.nan, dtype=torch.float64)
-        found[name][torch.from_numpy(row_K[is_it_K])] = value_K[torch.from_numpy(is_it_K)]
-    return found
+        columns[name] = torch.full((len(array),), torch.nan, dtype=torch.float64)
+        columns[name][torch.from_numpy(row_K[is_it_K])] = value_K[torch.from_numpy(is_it_K)]
+    return columns
 
 
 def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place) -> Lists:
@@ -101,14 +101,14 @@ def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place)
     return Lists(concatenated(parts), lengths_N, is_null_N)
 
 
-def split_lists(found: Lists, starts: np.ndarray) -> list[Lists]:
+def split_lists(cells: Lists, starts: np.ndarray) -> list[Lists]:
     """Cut a packed column into the rows from each of `starts` to the next; the values stay where they are."""
     if not len(starts):
         return []
-    sizes = np.add.reduceat(found.lengths, starts).tolist()
-    lengths = np.split(found.lengths, starts[1:])
-    is_null = [None] * len(starts) if found.is_null is None else np.split(found.is_null, starts[1:])
-    values = torch.split(found.values, sizes)
+    sizes = np.add.reduceat(cells.lengths, starts).tolist()
+    lengths = np.split(cells.lengths, starts[1:])
+    is_null = [None] * len(starts) if cells.is_null is None else np.split(cells.is_null, starts[1:])
+    values = torch.split(cells.values, sizes)
     return [
         Lists(x_T, n_N, None if null_N is None or not null_N.any() else null_N)
         for x_T, n_N, null_N in zip(values, lengths, is_null, strict=True)

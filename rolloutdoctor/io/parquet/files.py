@@ -82,29 +82,29 @@ class RunFile:
         if self.seen is None:
             return
         try:
-            found = _looks(self.source)
+            looks = _looks(self.source)
         except OSError as error:
             raise InputError(
                 f"{self.name}: {reason(error)}; every worker has to see the file under the path {self.source.path}"
             ) from None
-        if found != self.seen:
+        if looks != self.seen:
             raise InputError(f"{self.name}: the file changed after its footer was read; start again when it is whole")
 
     @cached_property
     def leaves(self) -> dict[str, list[int]]:
         """Stored column to the numbers of its leaves."""
         schema = self.footer.schema
-        found: dict[str, list[int]] = {}
+        leaves: dict[str, list[int]] = {}
         for leaf in range(len(schema)):
-            found.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
-        return found
+            leaves.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
+        return leaves
 
     @property
     def unread(self) -> tuple[str, ...]:
         """Columns of the file that mean nothing here, under the names that they have in it."""
-        known = {alias for column in COLUMNS for alias in (column.name, *column.aliases)}
-        known |= {column.stored for column in self.columns.values()}
-        return tuple(name for name in self.leaves if name not in known)
+        names = {alias for column in COLUMNS for alias in (column.name, *column.aliases)}
+        names |= {column.stored for column in self.columns.values()}
+        return tuple(name for name in self.leaves if name not in names)
 
     @contextmanager
     def opened(self) -> Iterator["OpenFile"]:
@@ -162,15 +162,15 @@ class OpenFile:
         """
         stored = self._stored(groups, columns)
         declared = sum(int(self.file.footer.row_group(group).num_rows) for group in groups)
-        seen = 0
+        rows_read = 0
         try:
             with reading(self.file.name, f"row group {groups[0]}"):
                 rows = self._rows_of(groups, declared, _once(stored), values)
                 for batch in self.parquet.iter_batches(rows, row_groups=list(groups), columns=_once(stored)):
-                    seen += batch.num_rows
+                    rows_read += batch.num_rows
                     yield _renamed(pa.Table.from_batches([batch]), stored)
                     del batch
-            self._check_rows(groups[0], seen, declared)
+            self._check_rows(groups[0], rows_read, declared)
         except InputError:
             # Read one by one, they tell which it is.
             for group in groups if len(groups) > 1 else ():
@@ -196,10 +196,10 @@ class OpenFile:
         most = max((sum(chunks[group][leaf].values for group in groups) for leaf in read), default=0)
         return max(_LEAST_ROWS, min(_MOST_ROWS, -(-rows // max(1, round(most / values)))))
 
-    def _check_rows(self, group: int, found: int, declared: int) -> None:
-        if found != declared:
+    def _check_rows(self, group: int, rows: int, declared: int) -> None:
+        if rows != declared:
             raise InputError(
-                f"{self.file.name}: row group {group} has {found} rows where its footer says {declared}; "
+                f"{self.file.name}: row group {group} has {rows} rows where its footer says {declared}; "
                 "the file is damaged, write or copy it again"
             ) from None
 
@@ -228,7 +228,7 @@ def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = N
     """
     # First, so that a change in between shows.
     with reading(source.name, "the file"):
-        seen = _looks(source) if Path(source.path).exists() else None
+        looks = _looks(source) if Path(source.path).exists() else None
     with open_parquet(source) as parquet:
         with reading(source.name, "the footer"):
             footer, schema = parquet.metadata, parquet.schema_arrow
@@ -246,15 +246,15 @@ def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = N
         chunks = _read_chunks(source)
         numbers = list(dict.fromkeys(each.stored for name, each in columns.items() if name not in TEXTS))
         _check_declared(source, footer, numbers, chunks)
-        return RunFile(source, footer, columns, metadata, chunks, seen)
+        return RunFile(source, footer, columns, metadata, chunks, looks)
 
 
 def _looks(source: Source) -> tuple[int, int] | None:
     """Size and time of a file; None of a remote one."""
     if address_of(source.path) is not None:
         return None
-    found = Path(source.path).stat()
-    return found.st_size, found.st_mtime_ns
+    status = Path(source.path).stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def check_size(
@@ -368,8 +368,8 @@ def open_parquet(
 
 
 @contextmanager
-def reading(name: str, what: str) -> Iterator[None]:
-    """Turn what pyarrow raises into an `InputError` about `what` in the file `name`.
+def reading(name: str, subject: str) -> Iterator[None]:
+    """Turn what pyarrow raises into an `InputError` about `subject` in the file `name`.
 
     UnicodeDecodeError is what pyarrow's own Python layer raises on damaged names.
     """
@@ -377,20 +377,20 @@ def reading(name: str, what: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise InputError(
-            f"{name}: {what} asks for more memory than there is; "
+            f"{name}: {subject} asks for more memory than there is; "
             "write the file with smaller row groups, or again if it is damaged"
         ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         # Arrow reports a codec or an encoding that it lacks as one of several classes.
         if isinstance(error, NotImplementedError) or re.search(r"not (yet )?(supported|implemented)", str(error), re.I):
             raise InputError(
-                f"{name}: {what} uses a Parquet feature that this pyarrow does not have ({_words(error)}); "
+                f"{name}: {subject} uses a Parquet feature that this pyarrow does not have ({_words(error)}); "
                 "write the file with plain columns and zstd or snappy"
             ) from None
         if isinstance(error, OSError) and "://" in name:
-            raise _no_connection(name, what, error) from None
+            raise _no_connection(name, subject, error) from None
         raise InputError(
-            f"{name}: {what} cannot be read ({_words(error)}); the file is damaged, write or copy it again"
+            f"{name}: {subject} cannot be read ({_words(error)}); the file is damaged, write or copy it again"
         ) from None
     except RolloutDoctorError:
         raise
@@ -398,7 +398,7 @@ def reading(name: str, what: str) -> Iterator[None]:
         # Libraries of stores have errors of their own.
         if "://" not in name:
             raise
-        raise _no_connection(name, what, error) from None
+        raise _no_connection(name, subject, error) from None
 
 
 def _check_magic(handle: pa.NativeFile, name: str) -> None:
@@ -422,8 +422,10 @@ def _check_magic(handle: pa.NativeFile, name: str) -> None:
         )
 
 
-def _no_connection(name: str, what: str, error: BaseException) -> InputError:
-    return InputError(f"{name}: {what} cannot be read ({_words(error)}); check the connection, or copy the file here")
+def _no_connection(name: str, subject: str, error: BaseException) -> InputError:
+    return InputError(
+        f"{name}: {subject} cannot be read ({_words(error)}); check the connection, or copy the file here"
+    )
 
 
 def _words(error: BaseException) -> str:

@@ -118,16 +118,16 @@ def _chunk(cursor: Cursor) -> Chunk:
 
 
 def _ends(cursor: Cursor) -> tuple[bytes, bytes] | None:
-    found: dict[int, bytes] = {}
+    bounds: dict[int, bytes] = {}
     nulls = None
     for field, kind in cursor.fields():
         if kind == BINARY and field in (_OLD_MAX, _OLD_MIN, _MAX, _MIN):
-            found[field] = cursor.binary()
+            bounds[field] = cursor.binary()
         elif field == _NULL_COUNT and kind in INTEGERS:
             nulls = cursor.zigzag()
         else:
             cursor.skip(kind)
-    low, high = found.get(_MIN, found.get(_OLD_MIN)), found.get(_MAX, found.get(_OLD_MAX))
+    low, high = bounds.get(_MIN, bounds.get(_OLD_MIN)), bounds.get(_MAX, bounds.get(_OLD_MAX))
     if nulls != 0 or low is None or high is None or max(len(low), len(high)) > _LONGEST_END:
         return None
     return low, high

@@ -29,12 +29,12 @@ def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
         DataError: on text that is not UTF-8, or a null among token ids.
     """
     if kind is Kind.TOKENS:
-        found = lists(column, kind, torch.float32, place)
-        offsets = torch.from_numpy(cuts_of(found.lengths))
+        id_lists = lists(column, kind, torch.float32, place)
+        offsets = torch.from_numpy(cuts_of(id_lists.lengths))
         # An empty list is a value, and not the one that null has.
-        seed_N = scramble(torch.ones(len(found.lengths), dtype=torch.int64))
-        hash_N = PrefixHashes.of(found.values, Runs(offsets), seed_N).row_N
-        return hash_N if found.is_null is None else hash_N.where(torch.from_numpy(~found.is_null), 0)
+        seed_N = scramble(torch.ones(len(id_lists.lengths), dtype=torch.int64))
+        hash_N = PrefixHashes.of(id_lists.values, Runs(offsets), seed_N).row_N
+        return hash_N if id_lists.is_null is None else hash_N.where(torch.from_numpy(~id_lists.is_null), 0)
     if types.is_string(column.type) or types.is_large_string(column.type) or types.is_dictionary(column.type):
         cells = texts(column, place).to_pylist()
     else:
@@ -56,17 +56,17 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
 
     So an image or a video stands in a prompt; a run at either end is padding.
     """
-    found = lists(column, Kind.TOKENS, torch.float32, place)
-    ids_T, cuts = found.values.numpy(), cuts_of(found.lengths)
+    cells = lists(column, Kind.TOKENS, torch.float32, place)
+    ids_T, cuts = cells.values.numpy(), cuts_of(cells.lengths)
     is_start_T = np.ones(len(ids_T), bool)
     is_start_T[1:] = ids_T[1:] != ids_T[:-1]
-    is_start_T[cuts[:-1][found.lengths > 0]] = True
+    is_start_T[cuts[:-1][cells.lengths > 0]] = True
     start_R = np.flatnonzero(is_start_T)
     end_R = np.append(start_R, len(ids_T))[1:]
     start_R, end_R = (x_R[end_R - start_R >= PLACEHOLDERS] for x_R in (start_R, end_R))
     row_R = np.searchsorted(cuts, start_R, "right") - 1
     inside_R = (start_R > cuts[row_R]) & (end_R < cuts[row_R + 1])
-    id_N = np.full(len(found.lengths), -1, np.int64)
+    id_N = np.full(len(cells.lengths), -1, np.int64)
     id_N[row_R[inside_R][::-1]] = ids_T[start_R[inside_R]][::-1]
     return torch.from_numpy(id_N)
 
@@ -92,8 +92,8 @@ def contexts(
     for cells in (prompts, responses):
         if cells.is_null is not None:
             owner_N[np.isin(owner_N, owner_N[cells.is_null])] = -1
-    asked, said = ((cells.values.numpy(), cells.lengths) for cells in (prompts, responses))
-    return tuple(map(torch.from_numpy, compared_contexts(asked, said, owner_N)))
+    asked, answered = ((cells.values.numpy(), cells.lengths) for cells in (prompts, responses))
+    return tuple(map(torch.from_numpy, compared_contexts(asked, answered, owner_N)))
 
 
 def stated_answers(responses: pa.ChunkedArray, truths: pa.ChunkedArray) -> Tensor:

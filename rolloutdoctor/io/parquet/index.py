@@ -97,15 +97,15 @@ def count_rows(files: Sequence[RunFile], row_groups: Sequence[RowGroup]) -> Coun
     """
     counts: Counter[StepKey] = Counter()
     unclear: dict[int, list[RowGroup]] = {}
-    for found in row_groups:
-        if found.only is None:
-            unclear.setdefault(found.file, []).append(found)
+    for row_group in row_groups:
+        if row_group.only is None:
+            unclear.setdefault(row_group.file, []).append(row_group)
         else:
-            counts[found.only] += found.rows
+            counts[row_group.only] += row_group.rows
     for number, several in unclear.items():
         with files[number].opened() as opened:
-            for found in several:
-                counts.update({key: len(rows) for key, rows in keys_of(opened, found.group, found.numbers)})
+            for row_group in several:
+                counts.update({key: len(rows) for key, rows in keys_of(opened, row_group.group, row_group.numbers)})
     return counts
 
 
@@ -116,9 +116,9 @@ def in_reading_order(row_groups: Sequence[RowGroup]) -> tuple[RowGroup, ...]:
     """
     highest: dict[int, int] = {}
     order = []
-    for place, found in enumerate(row_groups):
-        highest[found.file] = max(found.low, highest.get(found.file, 0))
-        order.append((highest[found.file], place))
+    for place, row_group in enumerate(row_groups):
+        highest[row_group.file] = max(row_group.low, highest.get(row_group.file, 0))
+        order.append((highest[row_group.file], place))
     return tuple(row_groups[place] for _, place in sorted(order))
 
 

@@ -34,14 +34,14 @@ def check_chunk(file: pa.NativeFile, chunk: Chunk) -> None:
     Raises:
         ValueError: if a page declares more.
     """
-    at, seen, window, begin = chunk.start, 0, b"", 0
-    while seen < chunk.values:
+    at, read, window, begin = chunk.start, 0, b"", 0
+    while read < chunk.values:
         size, length = _HEADER_BYTES, 0
         while not length:
             if not begin <= at < begin + len(window) or size > _HEADER_BYTES:
                 begin, window = at, file.read_at(size, at)
             try:
-                uncompressed, compressed, entries, values, length = _header(window, at - begin, chunk.values - seen)
+                uncompressed, compressed, entries, values, length = _header(window, at - begin, chunk.values - read)
             except IndexError:
                 if size > _LONGEST_HEADER or (size > len(window) and begin == at):
                     # It ends too early, which Arrow says, too.
@@ -50,8 +50,8 @@ def check_chunk(file: pa.NativeFile, chunk: Chunk) -> None:
         # An entry of a dictionary has a byte at least.
         if not (0 <= entries <= uncompressed <= chunk.uncompressed and compressed >= 0 <= values):
             raise ValueError("a page declares more bytes than its column")
-        seen += values
-        if seen > chunk.values:
+        read += values
+        if read > chunk.values:
             raise ValueError("a page declares more values than its column")
         at += length + compressed
 
@@ -61,12 +61,12 @@ def _header(raw: bytes, at: int, last: int) -> tuple[int, int, int, int, int]:
 
     The header of a page with the `last` values need not be read to its end.
     """
-    found = _DATA_PAGE.match(raw, at)
-    if found is not None and _number(found[4]) == last:
-        return _number(found[1]), _number(found[2]), 0, last, 1
-    found = _DICTIONARY_PAGE.match(raw, at)
-    if found is not None:
-        return _number(found[1]), _number(found[2]), _number(found[4]), 0, found.end() - at
+    match = _DATA_PAGE.match(raw, at)
+    if match is not None and _number(match[4]) == last:
+        return _number(match[1]), _number(match[2]), 0, last, 1
+    match = _DICTIONARY_PAGE.match(raw, at)
+    if match is not None:
+        return _number(match[1]), _number(match[2]), _number(match[4]), 0, match.end() - at
     cursor = Cursor(raw)
     cursor.at = at
     sizes: dict[int, int] = {}

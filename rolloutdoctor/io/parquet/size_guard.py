@@ -52,7 +52,7 @@ def check_declared(
         InputError: if the file declares more than it may decode to, or contradicts itself.
     """
     limit = max(LARGEST_FREE, LARGEST_RATIO * size)
-    known = 0
+    total = 0
     texts: dict[str, tuple[int, bool]] = {}
     numbers = list(range(len(chunks))) if groups is None else list(groups)
     if footer.num_row_groups != len(chunks):
@@ -65,24 +65,24 @@ def check_declared(
         if columns is not None and path.split(".")[0] not in columns and path not in columns:
             continue
         width = _WIDTHS.get(footer.schema.column(column).physical_type)
-        known += sum(max(row[column].values * (width or 4), row[column].uncompressed) for row in rows)
+        total += sum(max(row[column].values * (width or 4), row[column].uncompressed) for row in rows)
         if width is None:
             worst = sum(row[column].values * row[column].uncompressed for row in rows)
             texts[path] = worst, all(DELTA_BYTE_ARRAY not in row[column].encodings for row in rows)
-    if known > limit:
-        raise _too_large(name, size, known)
-    if known + sum(worst for worst, _ in texts.values()) <= limit:
+    if total > limit:
+        raise _too_large(name, size, total)
+    if total + sum(worst for worst, _ in texts.values()) <= limit:
         return
     for path, (worst, can_count) in texts.items():
         if not can_count:
-            known += worst
-        if known > limit:
+            total += worst
+        if total > limit:
             raise _too_large(name, size, worst)
         if can_count:
             with reopen([path]) as parquet:
                 for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=numbers, columns=[path]):
-                    known += sum(map(_text_bytes, batch.columns))
-                    if known > limit:
+                    total += sum(map(_text_bytes, batch.columns))
+                    if total > limit:
                         raise _too_large(name, size, worst)
 
 
@@ -112,9 +112,9 @@ def _leaf_bytes(leaf: pa.Array) -> int:
     return int(pc.sum(lengths.take(leaf.indices)).as_py() or 0)
 
 
-def damaged(name: str, what: str) -> InputError:
+def damaged(name: str, problem: str) -> InputError:
     """Say that a footer cannot be trusted."""
-    return InputError(f"{name}: the footer cannot be read ({what}); the file is damaged, write or copy it again")
+    return InputError(f"{name}: the footer cannot be read ({problem}); the file is damaged, write or copy it again")
 
 
 def _too_large(name: str, size: int, declared: int) -> InputError:

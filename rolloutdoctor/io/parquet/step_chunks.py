@@ -71,7 +71,9 @@ class ColumnSelection:
         for name in names:
             if name not in BY_NAME:
                 raise ValueError(f"{name!r} is not a column of a run file{nearest(name, list(BY_NAME))}")
-        chosen = {next((found for found in STAND_INS.get(name, (name,)) if found in present), None) for name in names}
+        chosen = {
+            next((stand_in for stand_in in STAND_INS.get(name, (name,)) if stand_in in present), None) for name in names
+        }
         # Of turns the mask says what was trained, and how long the response is.
         if chosen & {MASK_BEFORE, "turns"} and MASK in present:
             chosen.add(MASK)
@@ -184,23 +186,23 @@ def decode_chunks(
     rewards = table.column("rewards") if wanted.rewards else None
     for number, (start, count) in enumerate(zip(starts.tolist(), counts, strict=True)):
         part = slice(start, start + count)
-        here = {name: Place(*place[:2], rows_N[part]) for name, place in places.items()}
-        columns = {name: found[number] for name, found in packed.items()}
+        part_places = {name: Place(*place[:2], rows_N[part]) for name, place in places.items()}
+        columns = {name: cells[number] for name, cells in packed.items()}
         if MASK_BEFORE in columns and MASK in columns:
             columns[MASK_BEFORE] = _or_mask(columns[MASK_BEFORE], columns[MASK])
         incomplete = _incomplete(columns, rows_N[part])
-        whole = {name: found for name, found in columns.items() if name not in incomplete}
-        lengths_N = _agreed_lengths(whole, here)
+        complete = {name: cells for name, cells in columns.items() if name not in incomplete}
+        lengths_N = _agreed_lengths(complete, part_places)
         if turns is not None and lengths_N is not None:
-            check_lengths(turns.of_rows(part), lengths_N, here["turns"])
+            check_lengths(turns.of_rows(part), lengths_N, part_places["turns"])
         yield StepChunk(
             file=file,
             rows=rows_N[part],
             lengths=lengths_N,
-            tokens={name: None if name not in whole or _is_absent(x) else x.values for name, x in columns.items()},
+            tokens={name: None if name not in complete or _is_absent(x) else x.values for name, x in columns.items()},
             numbers={name: parts[number] for name, parts in split.items()},
             # Which rewards there are depends on the rows of the step alone.
-            rewards=named_numbers(rewards.slice(start, count), here["rewards"]) if rewards is not None else {},
+            rewards=named_numbers(rewards.slice(start, count), part_places["rewards"]) if rewards is not None else {},
             groups=groups and groups[part],
             samples=samples and samples[part],
             statuses=statuses and statuses[part],
@@ -228,8 +230,8 @@ def _numbers(
         numbers_N[PLACEHOLDER] = placeholders(table.column("prompt_ids"), places["prompt_ids"])
     if {"prompt_ids", "response_ids", "trajectory_id"} <= {*wanted.names}:
         step_N = np.repeat(np.arange(len(counts)), counts)
-        found = contexts(table, places, step_N, numbers_N["trajectory_id"].numpy())
-        numbers_N |= dict(zip(CONTEXT, found, strict=True))
+        context_hashes = contexts(table, places, step_N, numbers_N["trajectory_id"].numpy())
+        numbers_N |= dict(zip(CONTEXT, context_hashes, strict=True))
     return numbers_N
 
 
@@ -276,22 +278,22 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
 def _incomplete(packed: dict[str, Lists], rows: np.ndarray) -> dict[str, int]:
     """Columns that can be done without, and are null in some rows and not in others, with the first such row."""
     return {
-        name: int(rows[int(np.argmax(found.is_null))])
-        for name, found in packed.items()
-        if name not in _INDISPENSABLE and found.is_null is not None and not found.is_null.all()
+        name: int(rows[int(np.argmax(cells.is_null))])
+        for name, cells in packed.items()
+        if name not in _INDISPENSABLE and cells.is_null is not None and not cells.is_null.all()
     }
 
 
 def _incomplete_columns(chunks: Sequence[StepChunk]) -> dict[str, str]:
     """The same of a whole step, with the file of the row."""
-    found: dict[str, str] = {}
+    incomplete: dict[str, str] = {}
     for name in chunks[0].tokens:
         lacking = [chunk for chunk in chunks if chunk.tokens[name] is None]
         is_partial = any(name in chunk.incomplete for chunk in lacking) or len(lacking) < len(chunks)
         if lacking and is_partial and name not in _INDISPENSABLE:
             first = lacking[0]
-            found[name] = f"{first.file.name}, row {first.incomplete.get(name, int(first.rows[0]))}"
-    return found
+            incomplete[name] = f"{first.file.name}, row {first.incomplete.get(name, int(first.rows[0]))}"
+    return incomplete
 
 
 def _or_mask(before: Lists, mask: Lists) -> Lists:
@@ -307,16 +309,16 @@ def _or_mask(before: Lists, mask: Lists) -> Lists:
     return Lists(values, lengths_N, None)
 
 
-def _is_absent(found: Lists) -> bool:
-    return found.is_null is not None and bool(found.is_null.all())
+def _is_absent(cells: Lists) -> bool:
+    return cells.is_null is not None and bool(cells.is_null.all())
 
 
 def _agreed_lengths(packed: dict[str, Lists], places: dict[str, Place]) -> np.ndarray | None:
     """Return the ``[N]`` lengths on which all token columns agree; None if no token column has values."""
-    filled = {name: found for name, found in packed.items() if not _is_absent(found)}
-    for name, found in filled.items():
-        if found.is_null is not None:
-            row = int(np.argmax(found.is_null))
+    filled = {name: cells for name, cells in packed.items() if not _is_absent(cells)}
+    for name, cells in filled.items():
+        if cells.is_null is not None:
+            row = int(np.argmax(cells.is_null))
             other = next((to for to, its in filled.items() if its.is_null is None or not its.is_null[row]), None)
             raise _null_cell(
                 places[name],
@@ -329,12 +331,12 @@ def _agreed_lengths(packed: dict[str, Lists], places: dict[str, Place]) -> np.nd
     # The mask is what a user thinks of as the length of a response.
     reference = MASK if MASK in filled else next(iter(filled))
     lengths_N = filled[reference].lengths
-    for name, found in filled.items():
-        if not np.array_equal(found.lengths, lengths_N):
-            row = int(np.argmax(found.lengths != lengths_N))
+    for name, cells in filled.items():
+        if not np.array_equal(cells.lengths, lengths_N):
+            row = int(np.argmax(cells.lengths != lengths_N))
             raise places[name].error(
                 row,
-                f"{found.lengths[row]} values where {places[reference].label} has {lengths_N[row]}; "
+                f"{cells.lengths[row]} values where {places[reference].label} has {lengths_N[row]}; "
                 "write all token columns aligned to the response, without padding",
             )
     return lengths_N
@@ -356,8 +358,8 @@ def _token_columns(chunks: Sequence[StepChunk], without: Collection[str]) -> Tok
             other = next((to for to, values in empty.tokens.items() if values is not None), None)
             length = None if empty.lengths is None else int(empty.lengths[0])
             raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
-    found = {name: [values for chunk in chunks if (values := chunk.tokens[name]) is not None] for name in names}
-    return TokenColumns({name: parts for name, parts in found.items() if parts})
+    pieces = {name: [values for chunk in chunks if (values := chunk.tokens[name]) is not None] for name in names}
+    return TokenColumns({name: parts for name, parts in pieces.items() if parts})
 
 
 def _groups(chunks: Sequence[StepChunk]) -> tuple[Groups | None, list[str]]:
@@ -388,19 +390,19 @@ def _generations(sample_ids: Sequence[str], per_row: Mapping[str, Tensor]) -> di
     """Column `generation_id` of a recording that has it in its sample identifiers alone; nothing otherwise."""
     if "generation_id" in per_row or not {"optim_step_id", "micro_batch_id"} <= per_row.keys():
         return {}
-    found = [match[1] for name in sample_ids if (match := _RECORDED_ID.fullmatch(name))]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(found))}
-    if len(found) < len(sample_ids) or len(numbers) < 2:
+    recorded = [match[1] for name in sample_ids if (match := _RECORDED_ID.fullmatch(name))]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(recorded))}
+    if len(recorded) < len(sample_ids) or len(numbers) < 2:
         return {}
-    return {"generation_id": torch.tensor([numbers[name] for name in found])}
+    return {"generation_id": torch.tensor([numbers[name] for name in recorded])}
 
 
 def _whole_trajectories(chunks: Sequence[StepChunk], per_row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contexts of rows whose trajectory is in one chunk: of another one, rows before them were not compared."""
     if len(chunks) < 2 or CONTEXT[0] not in per_row:
         return {}
-    seen = [np.unique(chunk.numbers["trajectory_id"].numpy()) for chunk in chunks]
-    ids, times = np.unique(np.concatenate(seen), return_counts=True)
+    id_sets = [np.unique(chunk.numbers["trajectory_id"].numpy()) for chunk in chunks]
+    ids, times = np.unique(np.concatenate(id_sets), return_counts=True)
     is_cut = torch.from_numpy(np.isin(per_row["trajectory_id"].numpy(), ids[times > 1]))
     return {CONTEXT[0]: per_row[CONTEXT[0]].where(~is_cut, UNKNOWN)}
 

@@ -27,26 +27,26 @@ def turns_of(column: pa.ChunkedArray, place: Place) -> Turns:
     row_K = np.repeat(np.arange(len(sizes)), sizes)
     # Of a turn that is null its fields are, too.
     fields = dict(zip((each.name for each in cells.type), cells.flatten(), strict=True)) if len(cells) else {}
-    here = Place(place.file, place.label, np.asarray(place.rows)[row_K])
-    start_K, stop_K = (_places(fields.get(name), here, name) for name in ("start", "stop"))
-    author_K = _authors(fields.get("author"), here)
+    turn_place = Place(place.file, place.label, np.asarray(place.rows)[row_K])
+    start_K, stop_K = (_places(fields.get(name), turn_place, name) for name in ("start", "stop"))
+    author_K = _authors(fields.get("author"), turn_place)
     order_K = np.lexsort((stop_K, start_K, row_K))
     start_K, stop_K, row_K = start_K[order_K], stop_K[order_K], row_K[order_K]
     _check_spans(start_K, stop_K, row_K, place)
 
     def in_order(name: str) -> list[str | None]:
-        found = fields.get(name)
-        if found is None or types.is_null(found.type):
+        field = fields.get(name)
+        if field is None or types.is_null(field.type):
             return [None] * len(order_K)
-        plain: list[str | None] = texts(pa.chunked_array([found]), here).take(pa.array(order_K)).to_pylist()
+        plain: list[str | None] = texts(pa.chunked_array([field]), turn_place).take(pa.array(order_K)).to_pylist()
         return plain
 
     def numbers(name: str) -> Tensor:
-        found = fields.get(name)
-        if found is None or types.is_null(found.type):
+        field = fields.get(name)
+        if field is None or types.is_null(field.type):
             return torch.full((len(order_K),), -1)
-        is_null_K = as_numpy(pc.is_null(found))
-        found_K = int64(pa.chunked_array([pc.fill_null(found, scalar(0, found.type))]), here)
+        is_null_K = as_numpy(pc.is_null(field))
+        found_K = int64(pa.chunked_array([pc.fill_null(field, scalar(0, field.type))]), turn_place)
         found_K[is_null_K] = -1
         return torch.from_numpy(found_K[order_K])
 
@@ -77,8 +77,8 @@ def check_lengths(turns: Turns, lengths_N: np.ndarray, place: Place) -> None:
     row_K = turns.row_K.numpy()
     beyond_K = turns.stop_K.numpy() > lengths_N[row_K]
     if beyond_K.any():
-        one = int(np.argmax(beyond_K))
-        row, span = int(row_K[one]), f"{int(turns.start_K[one])} to {int(turns.stop_K[one])}"
+        turn = int(np.argmax(beyond_K))
+        row, span = int(row_K[turn]), f"{int(turns.start_K[turn])} to {int(turns.stop_K[turn])}"
         raise place.error(
             row,
             f"a turn of tokens {span} where the response has {lengths_N[row]}; count start and stop from the first "
@@ -86,41 +86,41 @@ def check_lengths(turns: Turns, lengths_N: np.ndarray, place: Place) -> None:
         )
 
 
-def _places(values: "pa.Array | None", here: Place, name: str) -> np.ndarray:
+def _places(values: "pa.Array | None", place: Place, name: str) -> np.ndarray:
     if values is None:
         return np.zeros(0, np.int64)
     if values.null_count:
-        raise here.error(first(pc.is_null(values)), f"a turn without {name}; give every turn author, start and stop")
-    return int64(pa.chunked_array([values]), here)
+        raise place.error(first(pc.is_null(values)), f"a turn without {name}; give every turn author, start and stop")
+    return int64(pa.chunked_array([values]), place)
 
 
-def _authors(values: "pa.Array | None", here: Place) -> np.ndarray:
+def _authors(values: "pa.Array | None", place: Place) -> np.ndarray:
     if values is None:
         return np.zeros(0, np.int64)
-    encoded = texts(pa.chunked_array([values]), here).dictionary_encode("encode")
+    encoded = texts(pa.chunked_array([values]), place).dictionary_encode("encode")
     names, name_K = encoded.dictionary.to_pylist(), as_numpy(encoded.indices).astype(np.int64)
     for code, name in enumerate(names):
         if name not in AUTHORS:
-            found, meant = ("null", "") if name is None else (repr(name), nearest(name, list(AUTHORS)))
+            written, meant = ("null", "") if name is None else (repr(name), nearest(name, list(AUTHORS)))
             expected = f"one of {', '.join(AUTHORS)} was expected{meant or '; name who wrote the tokens'}"
-            raise here.error(int(np.argmax(name_K == code)), f"author {found} where {expected}")
+            raise place.error(int(np.argmax(name_K == code)), f"author {written} where {expected}")
     return np.array([AUTHORS.index(name) for name in names], np.int64)[name_K]
 
 
 def _check_spans(start_K: np.ndarray, stop_K: np.ndarray, row_K: np.ndarray, place: Place) -> None:
     odd_K = (start_K < 0) | (stop_K < start_K)
     if odd_K.any():
-        one = int(np.argmax(odd_K))
+        turn = int(np.argmax(odd_K))
         raise place.error(
-            int(row_K[one]),
-            f"a turn of tokens {start_K[one]} to {stop_K[one]} where 0 <= start <= stop was expected; count from the "
+            int(row_K[turn]),
+            f"a turn of tokens {start_K[turn]} to {stop_K[turn]} where 0 <= start <= stop was expected; count from the "
             "first token of the response, stop excluded",
         )
     shared_K = (row_K[1:] == row_K[:-1]) & (start_K[1:] < stop_K[:-1])
     if shared_K.any():
-        one = int(np.argmax(shared_K))
+        turn = int(np.argmax(shared_K))
         raise place.error(
-            int(row_K[one]),
-            f"turns of tokens {start_K[one]} to {stop_K[one]} and {start_K[one + 1]} to {stop_K[one + 1]} overlap; "
+            int(row_K[turn]),
+            f"turns of tokens {start_K[turn]} to {stop_K[turn]} and {start_K[turn + 1]} to {stop_K[turn + 1]} overlap; "
             "give each token to the turn that wrote it",
         )

@@ -67,13 +67,13 @@ def _table(rows: Any, tell: Callable[[str], None]) -> pa.Table:  # noqa: ANN401 
         rows = rows.collect()
     names = getattr(rows, "columns", None)
     try:
-        found = _as_arrow(rows)
+        table = _as_arrow(rows)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         if names is None:
             raise _not_rows(rows) from None
-        found = None
-    if found is not None:
-        return found
+        table = None
+    if table is not None:
+        return table
     if names is None:
         return _of_records(rows, tell)
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
@@ -87,10 +87,10 @@ def _as_arrow(rows: Any) -> pa.Table | None:  # noqa: ANN401 - whatever was give
     # What polars hands over by the protocol has its own kind of strings, of which Arrow takes no rows.
     if hasattr(rows, "to_arrow"):
         objects = "Object" in map(str, getattr(rows, "dtypes", ()))
-        found = None if objects else rows.to_arrow()
-        if found is not None and not isinstance(found, pa.Table):
+        table = None if objects else rows.to_arrow()
+        if table is not None and not isinstance(table, pa.Table):
             raise TypeError("a single column")
-        return found
+        return table
     return pa.table(rows) if isinstance(rows, ArrowRows) else None
 
 
@@ -126,16 +126,16 @@ def _of_columns(columns: Mapping[str, Sequence[object]], tell: Callable[[str], N
     if len(set(lengths.values())) > 1:
         have = ", ".join(f"{name} {count}" for name, count in lengths.items())
         raise InputError(f"{NAME}: the columns differ in length: {have}; give one cell for each row")
-    found = {}
+    arrays = {}
     for name, cells in columns.items():
         try:
-            found[str(name)] = _array(cells)
+            arrays[str(name)] = _array(cells)
         except _NO_COLUMN as error:
             why = str(error) if isinstance(error, InputError) else _why_not(cells)
             if name in _NAMES:
                 raise InputError(f"{NAME}: column {name!r}, {why}; give its cells one type") from None
             tell(f"{NAME}: column {name!r} is left out: {why}")
-    return pa.table(found)
+    return pa.table(arrays)
 
 
 _NO_COLUMN = (pa.ArrowException, OverflowError, TypeError, ValueError, InputError)
@@ -143,12 +143,12 @@ _NO_COLUMN = (pa.ArrowException, OverflowError, TypeError, ValueError, InputErro
 
 def _array(cells: Sequence[object]) -> pa.Array:
     try:
-        found = pa.array(cells)
+        array = pa.array(cells)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        found = pa.array([_number(copied(cell)) for cell in cells])
-    if "struct<>" in str(found.type):
+        array = pa.array([_number(copied(cell)) for cell in cells])
+    if "struct<>" in str(array.type):
         raise InputError("row 0: a mapping without a name, which Parquet cannot hold")
-    return found
+    return array
 
 
 def _number(cell: object) -> object:

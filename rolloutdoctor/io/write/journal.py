@@ -234,7 +234,7 @@ class JournalTail:
             file = _mapped(journal.source.path)
         except (OSError, ValueError) as error:
             raise InputError(f"{name}: {reason(error) if isinstance(error, OSError) else error}") from None
-        found: list[pa.Table] = []
+        tables: list[pa.Table] = []
         fields = {each.name: each for each in journal.schema}
         with file:
             journal.size = file.size()
@@ -260,12 +260,12 @@ class JournalTail:
                     journal.dropped = _dropped(entries[_DROPPED], name)
                 if table.num_columns:
                     # The buffers of a table are those of the mapping: copied, they outlive it.
-                    found.append(table if table.schema == METRICS_SCHEMA else _copied(table))
+                    tables.append(table if table.schema == METRICS_SCHEMA else _copied(table))
                 if table.num_columns and table.schema != METRICS_SCHEMA:
                     for each in table.schema:
                         fields[each.name] = _wider(fields.get(each.name), each, name)
         journal.schema = _in_order(fields)
-        return found
+        return tables
 
 
 def _copied(table: pa.Table) -> pa.Table:
@@ -382,28 +382,28 @@ def _in_order(fields: Mapping[str, pa.Field]) -> pa.Schema:
     return pa.schema([fields[column.name] for column in COLUMNS if column.name in fields])
 
 
-def _wider(known: pa.Field | None, found: pa.Field, name: str) -> pa.Field:
+def _wider(before: pa.Field | None, field: pa.Field, name: str) -> pa.Field:
     """The field that holds both; of rewards, every name that either has."""
-    column = BY_NAME.get(found.name)
-    kind = None if column is None else _expected(column.kind, found.type, arrow_type(column))
+    column = BY_NAME.get(field.name)
+    kind = None if column is None else _expected(column.kind, field.type, arrow_type(column))
     if kind is None:
-        raise InputError(f"{name}: the column {found.name!r} of type {found.type} is none that a recorder writes")
-    if known is None or known.type == found.type:
-        return pa.field(found.name, found.type)
-    if not pa.types.is_struct(found.type):
-        raise InputError(f"{name}: the column {found.name!r} is {known.type} in one step and {found.type} in another")
-    names = dict.fromkeys(each.type.field(i).name for each in (known, found) for i in range(each.type.num_fields))
-    return pa.field(found.name, pa.struct([(each, pa.float64()) for each in names]))
+        raise InputError(f"{name}: the column {field.name!r} of type {field.type} is none that a recorder writes")
+    if before is None or before.type == field.type:
+        return pa.field(field.name, field.type)
+    if not pa.types.is_struct(field.type):
+        raise InputError(f"{name}: the column {field.name!r} is {before.type} in one step and {field.type} in another")
+    names = dict.fromkeys(each.type.field(i).name for each in (before, field) for i in range(each.type.num_fields))
+    return pa.field(field.name, pa.struct([(each, pa.float64()) for each in names]))
 
 
-def _expected(kind: Kind, found: pa.DataType, usual: pa.DataType) -> pa.DataType | None:
+def _expected(kind: Kind, stored: pa.DataType, usual: pa.DataType) -> pa.DataType | None:
     if kind is Kind.NAMED_NUMBERS:
-        members = range(found.num_fields) if pa.types.is_struct(found) else ()
-        numbers = [pa.types.is_float64(found.field(i).type) for i in members]
-        return found if numbers and all(numbers) else None
-    if kind is Kind.MESSAGES and found == CONVERSATION:
-        return found
-    return found if found == usual else None
+        members = range(stored.num_fields) if pa.types.is_struct(stored) else ()
+        numbers = [pa.types.is_float64(stored.field(i).type) for i in members]
+        return stored if numbers and all(numbers) else None
+    if kind is Kind.MESSAGES and stored == CONVERSATION:
+        return stored
+    return stored if stored == usual else None
 
 
 def _filled(table: pa.Table, wanted: pa.Field) -> pa.Array:

@@ -28,10 +28,10 @@ def is_left_behind(name: str, *, prefix: str = "", suffix: str = "") -> bool:
     """
     if not (name.startswith(prefix) and name.endswith(suffix)):
         return False
-    found = _TAG.fullmatch(name[len(prefix) : len(name) - len(suffix)].rpartition(".")[2])
-    if found is None or found["place"] != _place():
+    match = _TAG.fullmatch(name[len(prefix) : len(name) - len(suffix)].rpartition(".")[2])
+    if match is None or match["place"] != _place():
         return False
-    pid, start = int(found["pid"]), int(found["start"])
+    pid, start = int(match["pid"]), int(match["start"])
     return not _is_running(pid) or _start_of(pid) not in (start, 0)
 
 

@@ -97,10 +97,10 @@ def _numbered(run_path: Path, number: int) -> Path:
     >>> _numbered(Path("run.rank0.parquet"), 2).name
     'run.2.rank0.parquet'
     """
-    found = _RUN_NAME.fullmatch(run_path.name)
-    if number == 1 or found is None:
+    match = _RUN_NAME.fullmatch(run_path.name)
+    if number == 1 or match is None:
         return run_path
-    return run_path.with_name(f"{found['stem']}.{number}{found['rank'] or ''}{found['suffix'] or ''}")
+    return run_path.with_name(f"{match['stem']}.{number}{match['rank'] or ''}{match['suffix'] or ''}")
 
 
 def _journal(run_path: Path, number: int) -> Path:

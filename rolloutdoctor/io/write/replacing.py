@@ -47,8 +47,8 @@ class Replacement:
         OutputError: if nothing can be written there.
     """
 
-    def __init__(self, target: Target, what: str, *, fresh: bool = False) -> None:
-        target.check_whole(what)
+    def __init__(self, target: Target, subject: str, *, fresh: bool = False) -> None:
+        target.check_whole(subject)
         self.target, self._fresh = target, fresh
         folder, name = target.path.parent, target.path.name
         sweep(folder)
@@ -132,13 +132,13 @@ class Replacement:
             raise
 
 
-def write_whole(content: bytes | Iterable[bytes], target: Target, what: str = "this") -> None:
+def write_whole(content: bytes | Iterable[bytes], target: Target, subject: str = "this") -> None:
     """Write a file so that nobody ever sees a part of it; a device, a pipe or an open file is written into.
 
     Args:
         content: of the file, at once or in pieces.
         target: the file.
-        what: it is, in words; refused where the target is no file.
+        subject: it is, in words; refused where the target is no file.
 
     Raises:
         OutputError: if it cannot be written.
@@ -148,7 +148,7 @@ def write_whole(content: bytes | Iterable[bytes], target: Target, what: str = "t
     if target.streams:
         _write_into(pieces, target)
         return
-    replacement = Replacement(target, what)
+    replacement = Replacement(target, subject)
     with replacement.explaining_errors():
         for piece in pieces:
             replacement.file.write(piece)
@@ -220,10 +220,10 @@ def placed() -> tuple[str, ...]:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Device and number of a file, which it keeps under another name; None: there is none."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _remove(path: Path) -> None:

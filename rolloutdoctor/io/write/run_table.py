@@ -65,10 +65,10 @@ def run_table(
 def _check_names(name: str, kind: pa.StructType, cells: Sequence[object], where: str) -> None:
     if isinstance(cells, (pa.Array, pa.ChunkedArray)):
         return  # the cast to the field's type says it
-    known = {kind.field(i).name for i in range(kind.num_fields)}
+    names = {kind.field(i).name for i in range(kind.num_fields)}
     for cell in cells:
-        if isinstance(cell, Mapping) and not known.issuperset(cell):
-            extra = ", ".join(sorted(str(each) for each in set(cell) - known))
+        if isinstance(cell, Mapping) and not names.issuperset(cell):
+            extra = ", ".join(sorted(str(each) for each in set(cell) - names))
             raise SchemaError(
                 f"{where}: {name} gained {extra} after the first rows were written; "
                 "give every name, null where it does not apply, from the first row on"

@@ -33,16 +33,16 @@ def scratch_folder(prefix: str = PREFIX) -> Iterator[Path]:
         _remove(folder)
 
 
-def lasting_folder(beside: Path | None = None) -> Path:
+def lasting_folder(folder: Path | None = None) -> Path:
     """Return a folder that nobody else can read, the same one until this process ends; then it is removed.
 
     Args:
-        beside: the folder that it is in; that for temporary files where it is None, or not on this machine.
+        folder: the folder that it is in; that for temporary files where it is None, or not on this machine.
 
     Raises:
         InputError: if there is no space for temporary files.
     """
-    parent = beside if beside is not None and beside.is_dir() else Path(tempfile.gettempdir())
+    parent = folder if folder is not None and folder.is_dir() else Path(tempfile.gettempdir())
     key = os.getpid(), parent
     if key not in _lasting or not _lasting[key].is_dir():
         atexit.register(remove_scratch)
@@ -50,7 +50,7 @@ def lasting_folder(beside: Path | None = None) -> Path:
     return _lasting[key]
 
 
-def _made(parent: Path, prefix: str, what: str) -> Path:
+def _made(parent: Path, prefix: str, need: str) -> Path:
     """Make a folder, and remove those that dead processes have left beside it."""
     sweep_scratch(parent)
     folder = parent / f"{prefix}{tag()}"
@@ -60,7 +60,7 @@ def _made(parent: Path, prefix: str, what: str) -> Path:
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise InputError(
-            f"{what} a temporary folder, and none can be made ({error.strerror or error}); set TMPDIR to a folder that "
+            f"{need} a temporary folder, and none can be made ({error.strerror or error}); set TMPDIR to a folder that "
             "can be written to"
         ) from None
     return folder
@@ -72,8 +72,8 @@ def sweep_scratch(parent: Path | None = None) -> None:
         for entry in entries:
             if any(is_left_behind(entry.name, prefix=prefix) for prefix in (PREFIX, SHORT_PREFIX)):
                 with suppress(OSError):
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
                         shutil.rmtree(entry.path, ignore_errors=True)
 
 

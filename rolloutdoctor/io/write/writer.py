@@ -314,14 +314,14 @@ def placed_together(run: RunWriter, metrics: MetricsWriter, *, fresh: bool = Fal
     """
     try:
         yield
-        kept = [writer for writer in ((run, metrics) if fresh else (metrics, run)) if not writer.closed]
-        for writer in kept:
+        writers = [writer for writer in ((run, metrics) if fresh else (metrics, run)) if not writer.closed]
+        for writer in writers:
             writer.complete()
         if fresh:
             # Both, before the first is in place: beside another's metrics a run would be read with those.
-            for writer in kept:
+            for writer in writers:
                 writer.check_free()
-        for writer in kept:
+        for writer in writers:
             writer.place()
     except BaseException:
         for writer in (run, metrics):

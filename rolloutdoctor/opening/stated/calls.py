@@ -64,8 +64,8 @@ class _Made:
         if name.endswith("rainer.generate"):
             self.generation |= {key: value for key, value in named.items() if is_known(value)}
         if name.endswith("Trainer"):
-            given = [named.get("args"), named.get("config"), *arguments[:1]]
-            self._taken += [one for one in self.all if any(one[1] is each for each in given)]
+            candidates = [named.get("args"), named.get("config"), *arguments[:1]]
+            self._taken += [call for call in self.all if any(call[1] is each for each in candidates)]
             return False
         is_options = OF_TRAINING.search(name) is not None
         self.all += [(name, named)] * is_options
@@ -73,8 +73,8 @@ class _Made:
 
     def of_the_run(self) -> tuple[str, dict[str, object]] | None:
         """Return the last options that are of the training whose numbers the log has; None if there are none."""
-        fit = [one for one in self._taken or self.all if self._fits(one[0])]
-        fit = fit or [one for one in self.all if self._fits(one[0])]
+        fit = [call for call in self._taken or self.all if self._fits(call[0])]
+        fit = fit or [call for call in self.all if self._fits(call[0])]
         return fit[-1] if fit else None
 
     def _fits(self, name: str) -> bool:
@@ -89,21 +89,21 @@ def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stat
 
     Nothing is run. Names stand for what they were given as literals before, and sums and products of those.
     """
-    made = _Made(log.names)
-    code = Code(made.take)
+    calls = _Made(log.names)
+    code = Code(calls.take)
     cells = [parsed(cell) for cell in notebook.code]
     end = len(cells) if log.begins is None else log.begins[1]
     for cell in cells[:end]:
         code.follow(cell)
-    found = made.of_the_run()
-    if found is None:
+    config = calls.of_the_run()
+    if config is None:
         # Its cell may have been run before one above it; of several behind it nobody knows which.
         for cell in cells[end:]:
             code.follow(cell)
-        if not made.all:
+        if not calls.all:
             code.follow_uncalled()
-        found = made.of_the_run()
-        if found is not None and end < len(cells) and len(made.all) > 1:
+        config = calls.of_the_run()
+        if config is not None and end < len(cells) and len(calls.all) > 1:
             return [
                 Stated(
                     origin,
@@ -114,13 +114,13 @@ def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stat
                 )
             ]
     text = "\n".join(notebook.code)
-    if found is None:
+    if config is None:
         command = _command(notebook.code[:end], f"command line in {origin}", log)
         return [] if command is None else [command]
-    values = {name: value for name, value in found[1].items() if is_known(value)}
-    trainer = trainer_of_class(found[0])
+    values = {name: value for name, value in config[1].items() if is_known(value)}
+    trainer = trainer_of_class(config[0])
     if trainer is None:
-        return [Stated(origin, None, titled({**made.generation, **values}))]
+        return [Stated(origin, None, titled({**calls.generation, **values}))]
     if trainer == OF_TRL and re.search(r"^\s*(?:from|import) unsloth\b", text, re.MULTILINE):
         trainer = "unsloth"
     release = _INSTALLED.search(text)
@@ -129,10 +129,10 @@ def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stat
 
 def _command(cells: Sequence[str], origin: str, log: ReadLog) -> Stated | None:
     """Read the command of the cell whose output the run is; else the one that tells its trainer, or the only one."""
-    own = read_command_line(cells[-1].split("\n"), origin, log.likely) if log.begins is not None and cells else None
-    others = read_commands("\n".join(cells).split("\n"), origin, log.likely) if own is None else []
-    known = [one for one in others if one.trainer is not None] or (others if len(others) == 1 else [])
-    return own or next(iter(known), None)
+    command = read_command_line(cells[-1].split("\n"), origin, log.likely) if log.begins is not None and cells else None
+    others = read_commands("\n".join(cells).split("\n"), origin, log.likely) if command is None else []
+    of_trainers = [other for other in others if other.trainer is not None] or (others if len(others) == 1 else [])
+    return command or next(iter(of_trainers), None)
 
 
 def read_printed_call(lines: Iterable[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:
@@ -163,11 +163,11 @@ def _printed_calls(lines: Iterator[str], origin: str) -> Iterator[tuple[str, dic
             continue
         # It prints itself as ``GRPOConfig(`` and a field a line up to ``)``.
         on_one_line = begins[2].strip()
-        found = flat(dict(_of_call(begins[2]) if on_one_line else _of_fields(list(_until_closed(lines)))), origin)
+        fields = flat(dict(_of_call(begins[2]) if on_one_line else _of_fields(list(_until_closed(lines)))), origin)
         if not name:
-            name, values = begins[1], found
+            name, values = begins[1], fields
         elif _OF_NO_TRAINING.search(begins[1]) is None:
-            values = found | values
+            values = fields | values
     if name:
         yield name, values
 
@@ -195,16 +195,16 @@ def _of_call(arguments: str) -> Iterator[tuple[str, object]]:
     text = re.sub(r"<[\w.]{1,100}: ('[^'\n]{0,100}'|[0-9]{1,9})>", r"\1", arguments[:LONGEST])
     call = f"f({text[: text.rfind(')') + 1]}"
     # What is no literal prints as <function f at 0x7f>.
-    found: list[dict[str, object]] = []
+    named_arguments: list[dict[str, object]] = []
 
     def take(name: str, arguments: Sequence[object], named: dict[str, object]) -> bool:
-        found.append(named)
+        named_arguments.append(named)
         # Options of a part are a table in those of the whole.
         return name.endswith(_ENDINGS)
 
     code = Code(take)
     code.follow(parsed(call) if parsed(call).body else parsed(re.sub(r"<[^<>\n]{1,300}>", "_", call)))
-    for named in found[-1:]:
+    for named in named_arguments[-1:]:
         yield from ((name, value) for name, value in named.items() if is_known(value))
 
 

@@ -31,13 +31,13 @@ _MOST_LINES = 300
 
 def read_command_line(lines: Sequence[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:
     """Read ``key=value`` and ``--key value`` of the first command that states a trainer's options, or settings."""
-    found = read_commands(lines, origin, likely)
-    return next((one for one in found if one.trainer is not None), None) or next(iter(found), None)
+    commands = read_commands(lines, origin, likely)
+    return next((command for command in commands if command.trainer is not None), None) or next(iter(commands), None)
 
 
 def read_commands(lines: Sequence[str], origin: str, likely: Sequence[str] = ()) -> list[Stated]:
     """Read all commands that state a trainer's options, or settings; those that say the same are one."""
-    found: list[Stated] = []
+    commands: list[Stated] = []
     for place, line in enumerate(lines):
         is_part = "=" in line or "--" in line or "[@]" in line or line.rstrip().endswith("\\")
         if not is_part or line.lstrip().startswith("#") or _COMMAND.search(line) is None:
@@ -45,11 +45,11 @@ def read_commands(lines: Sequence[str], origin: str, likely: Sequence[str] = ())
         if place and lines[place - 1].rstrip().endswith("\\") and _COMMAND.search(lines[place - 1]) is not None:
             # A launcher and what it launches are one command.
             continue
-        one = stated_of(origin, assigned(_joined(lines, place), lines[:place]), likely)
-        enough = one is not None and len(one.values) >= _FEWEST
-        if one is not None and enough and all(one.values != other.values for other in found):
-            found.append(one)
-    return found
+        command = stated_of(origin, assigned(_joined(lines, place), lines[:place]), likely)
+        enough = command is not None and len(command.values) >= _FEWEST
+        if command is not None and enough and all(command.values != other.values for other in commands):
+            commands.append(command)
+    return commands
 
 
 def read_options_alone(lines: Sequence[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:
@@ -62,10 +62,10 @@ def read_options_alone(lines: Sequence[str], origin: str, likely: Sequence[str] 
         for is_alone, block in groupby(lines, lambda line: _ALONE.fullmatch(line) is not None)
         if is_alone
     ]
-    found = [values for values in blocks if len(values) >= _FEWEST]
-    if len(found) != 1 or any(value == name.upper() for name, value in found[0].items()):
+    option_blocks = [values for values in blocks if len(values) >= _FEWEST]
+    if len(option_blocks) != 1 or any(value == name.upper() for name, value in option_blocks[0].items()):
         return None
-    return stated_of(origin, found[0], likely)
+    return stated_of(origin, option_blocks[0], likely)
 
 
 def _joined(lines: Sequence[str], place: int) -> str:
@@ -102,7 +102,7 @@ def assigned(command: str, before: Sequence[str] = ()) -> dict[str, object]:
 
 
 def _referred(text: str, variables: dict[str, str]) -> str:
-    return _REFERENCE.sub(lambda found: variables.get(found[1] or found[2], found[0]), text)
+    return _REFERENCE.sub(lambda match: variables.get(match[1] or match[2], match[0]), text)
 
 
 def _variables(lines: Sequence[str]) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _until_closed(first: str, rest: Iterator[str]) -> Iterator[str]:
 
 
 def _named(text: str, variables: dict[str, str]) -> str:
-    return re.sub(r"\$?\{?([A-Za-z_]\w{0,60})\}?", lambda found: variables.get(found[1], found[0]), text)
+    return re.sub(r"\$?\{?([A-Za-z_]\w{0,60})\}?", lambda match: variables.get(match[1], match[0]), text)
 
 
 def _sum(text: str) -> str:

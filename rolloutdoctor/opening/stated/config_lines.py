@@ -88,14 +88,14 @@ def spelled_out(values: Mapping[str, str]) -> dict[str, str]:
     """Return options under the names that trainers give them, without short ones that may be anything."""
     sizes = {"group_size"} if _name("G", values.get("G", ""), _SHORT) else set()
     is_of_groups = bool(sizes | (values.keys() & _SIZES))
-    known = {**_SHORT, **(_BESIDE_GROUPS if is_of_groups else {})}
-    named = [(name, _name(name, text, known), text) for name, text in values.items()]
-    found = {name: text for name, long, text in named if long == name}
+    spellings = {**_SHORT, **(_BESIDE_GROUPS if is_of_groups else {})}
+    named = [(name, _name(name, text, spellings), text) for name, text in values.items()]
+    options = {name: text for name, long, text in named if long == name}
     # Two short names of one option contradict each other, or one of them is something else.
     for _, long, text in named:
-        if long and found.setdefault(long, text) != text:
-            found.pop(long)
-    return found
+        if long and options.setdefault(long, text) != text:
+            options.pop(long)
+    return options
 
 
 _COUNTED = re.compile(
@@ -120,7 +120,7 @@ def on_own_line(line: str) -> dict[str, object]:
     return {} if is_set is None else {is_set[1]: read(is_set[2])}
 
 
-def _name(name: str, text: str, known: Mapping[str, tuple[tuple[Callable[[str], bool], str], ...]]) -> str:
-    if name in known:
-        return next((long for fits, long in known[name] if fits(text)), "")
+def _name(name: str, text: str, spellings: Mapping[str, tuple[tuple[Callable[[str], bool], str], ...]]) -> str:
+    if name in spellings:
+        return next((long for fits, long in spellings[name] if fits(text)), "")
     return name if len(name) > 1 and name not in _BESIDE_GROUPS else ""

@@ -59,16 +59,16 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
     others: list[Stated] = []
     files = (file for file in folder.iterdir() if file.suffix in _SUFFIXES and file != log and file.is_file())
     for file in sorted(islice(files, _MOST_FILES)):
-        found = _of_file(file, log, read.likely)
-        if found is None or not _fits(found, read):
+        config = _of_file(file, log, read.likely)
+        if config is None or not _fits(config, read):
             continue
         is_named = file.suffix != ".json" and _names(head, file)
         is_certain = is_named or (file.suffix == ".sh" and _names(_text(file), log))
-        (certain if is_certain else others).append(found)
+        (certain if is_certain else others).append(config)
     if certain or not others:
         return certain
     if len(others) > 1:
-        names = ", ".join(one.origin for one in others[:4])
+        names = ", ".join(config.origin for config in others[:4])
         remark = f"{names}: which of them is of the run is not known; their options are not used"
         return [Stated(others[0].origin, None, {}, remark=remark)]
     return [replace(others[0], trainer=None, origin=f"{others[0].origin} beside the log")]
@@ -105,12 +105,12 @@ def _of_file(file: Path, log: Path, likely: Sequence[str]) -> Stated | None:
     return stated_of(file.name, {name: value for name, value in values.items() if "${" not in str(value)}, likely)
 
 
-def _fits(found: Stated, read: ReadLog) -> bool:
+def _fits(config: Stated, read: ReadLog) -> bool:
     """Tell whether a file can be of the training that a log is of."""
-    if found.trainer is not None:
-        return not read.likely or found.trainer in read.likely
+    if config.trainer is not None:
+        return not read.likely or config.trainer in read.likely
     is_policy = training_kind(read.names) not in NOT_CHECKED
-    return not is_policy or any(title_of(name) in _OF_POLICY for name in found.values)
+    return not is_policy or any(title_of(name) in _OF_POLICY for name in config.values)
 
 
 def _text(file: Path) -> str:

@@ -33,13 +33,13 @@ def options_in_json(path: Path) -> dict[str, object]:
     Raises:
         InputError: if the file cannot be read.
     """
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     differing: set[str] = set()
     for table in _tables(path):
         for name, value in table.items():
-            if found.setdefault(name, value) != value:
+            if options.setdefault(name, value) != value:
                 differing.add(name)
-    return {name: value for name, value in found.items() if name not in differing}
+    return {name: value for name, value in options.items() if name not in differing}
 
 
 def _tables(path: Path) -> Iterator[Mapping[str, object]]:
@@ -49,9 +49,9 @@ def _tables(path: Path) -> Iterator[Mapping[str, object]]:
             options = [{name: value for name, value in body.items() if name not in _KINDS}]
         # What became of the words of a command says more than they do.
         options = options or [_of_command(body[name]) for name in _ARGUMENTS if name in body]
-        for one in options:
-            if isinstance(one, Mapping) and _OF_A_MODEL not in one:
-                yield titled(flat(one, path.name))
+        for table in options:
+            if isinstance(table, Mapping) and _OF_A_MODEL not in table:
+                yield titled(flat(table, path.name))
 
 
 def _of_command(words: object) -> dict[str, object]:

@@ -78,9 +78,9 @@ class _Function:
 
     def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef, defaults: dict[str, object]) -> None:
         self.body = node.body
-        self.parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
-        self.defaults = {one.arg: UNKNOWN for one in node.args.kwonlyargs} | defaults
-        self.is_of_class = any(ast.unparse(one) == "classmethod" for one in node.decorator_list)
+        self.parameters = [parameter.arg for parameter in (*node.args.posonlyargs, *node.args.args)]
+        self.defaults = {parameter.arg: UNKNOWN for parameter in node.args.kwonlyargs} | defaults
+        self.is_of_class = any(ast.unparse(decorator) == "classmethod" for decorator in node.decorator_list)
         self.is_called = False
 
 
@@ -92,9 +92,9 @@ class Code:
             it looks for: what is assigned to its fields later is in the same table.
     """
 
-    def __init__(self, made: Callable[[str, Sequence[object], dict[str, object]], bool]) -> None:
+    def __init__(self, take: Callable[[str, Sequence[object], dict[str, object]], bool]) -> None:
         self.names: dict[str, object] = {"__name__": "__main__"}
-        self._made = made
+        self._made = take
         self._aliases: dict[str, str] = {}
         self._functions: list[_Function] = []
         self._returned: list[object] = []
@@ -136,7 +136,7 @@ class Code:
             case ast.If():
                 self._branches(node)
             case ast.ImportFrom():
-                self._aliases |= {one.asname: one.name for one in node.names if one.asname}
+                self._aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
             case ast.Return():
                 self._returned.append(UNKNOWN if node.value is None else self.value(node.value))
             case _:
@@ -166,10 +166,10 @@ class Code:
         before = dict(self.names)
         with self._doubtful():
             self._all(node.body)
-            one, self.names = self.names, before
+            branch, self.names = self.names, before
             self._all(node.orelse)
-        for name in one.keys() | self.names.keys():
-            mine, other = one.get(name, UNKNOWN), self.names.get(name, UNKNOWN)
+        for name in branch.keys() | self.names.keys():
+            mine, other = branch.get(name, UNKNOWN), self.names.get(name, UNKNOWN)
             self.names[name] = mine if mine is other or (is_known(mine) and mine == other) else UNKNOWN
 
     @contextmanager
@@ -203,12 +203,12 @@ class Code:
             table[name] = UNKNOWN if self._doubts else value
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> _Function:
-        own = [*node.args.posonlyargs, *node.args.args]
-        last = own[len(own) - len(node.args.defaults) :]
+        positional = [*node.args.posonlyargs, *node.args.args]
+        last = positional[len(positional) - len(node.args.defaults) :]
         named = [*zip(last, node.args.defaults, strict=True)]
         keywords = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        named += [(one, value) for one, value in keywords if value is not None]
-        function = _Function(node, {one.arg: self.value(value) for one, value in named})
+        named += [(parameter, value) for parameter, value in keywords if value is not None]
+        function = _Function(node, {parameter.arg: self.value(value) for parameter, value in named})
         self._functions.append(function)
         return function
 
@@ -221,9 +221,9 @@ class Code:
         with self._scope({}):
             before = dict(self.names)
             self._all(node.body)
-            own = {name: value for name, value in self.names.items() if before.get(name, before) is not value}
-        fields.methods |= {name: value for name, value in own.items() if isinstance(value, _Function)}
-        fields.update({name: value for name, value in own.items() if not isinstance(value, _Function)})
+            members = {name: value for name, value in self.names.items() if before.get(name, before) is not value}
+        fields.methods |= {name: value for name, value in members.items() if isinstance(value, _Function)}
+        fields.update({name: value for name, value in members.items() if not isinstance(value, _Function)})
         return fields
 
     def value(self, node: ast.expr) -> object:
@@ -246,8 +246,8 @@ class Code:
             case ast.Call():
                 return self._call(node)
             case ast.IfExp():
-                test, one, other = self.value(node.test), self.value(node.body), self.value(node.orelse)
-                return (one if test else other) if is_known(test) else UNKNOWN
+                test, then, otherwise = self.value(node.test), self.value(node.body), self.value(node.orelse)
+                return (then if test else otherwise) if is_known(test) else UNKNOWN
             case ast.BinOp() | ast.Compare() | ast.UnaryOp():
                 return self._computed(node)
             case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
@@ -286,7 +286,9 @@ class Code:
 
     def _call(self, node: ast.Call) -> object:
         arguments = [self.value(each) for each in node.args]
-        named = self._table((ast.Constant(one.arg) if one.arg else None, one.value) for one in node.keywords)
+        named = self._table(
+            (ast.Constant(argument.arg) if argument.arg else None, argument.value) for argument in node.keywords
+        )
         name = ast.unparse(node.func)
         name = self._aliases.get(name, name)
         last = name.rpartition(".")[2]
@@ -317,12 +319,12 @@ class Code:
         return named if self._made(name, arguments, named) else UNKNOWN
 
     def _instance(self, fields: _Class, arguments: Sequence[object], named: dict[str, object]) -> dict[str, object]:
-        made = {**fields, **named}
+        instance = {**fields, **named}
         if "__init__" in fields.methods:
-            self._entered(fields.methods["__init__"], [made, *arguments], named)
+            self._entered(fields.methods["__init__"], [instance, *arguments], named)
         else:
-            made |= dict(zip(fields, arguments, strict=False))
-        return made
+            instance |= dict(zip(fields, arguments, strict=False))
+        return instance
 
     def _method(self, owner: dict[str, object], name: str, arguments: list[object], named: dict[str, object]) -> object:
         first = arguments[0] if arguments else None
@@ -332,8 +334,8 @@ class Code:
                     default = False if named.get("action") == "store_true" else None
                     owner[flag[2:].replace("-", "_")] = named.get("default", default)
         elif isinstance(owner, _Parser) and name in ("parse_args", "parse_known_args"):
-            found: dict[str, object] = dict(owner)
-            return [found, UNKNOWN] if name == "parse_known_args" else found
+            namespace: dict[str, object] = dict(owner)
+            return [namespace, UNKNOWN] if name == "parse_known_args" else namespace
         elif isinstance(owner, _Parser):
             return owner
         elif name == "update":
@@ -352,9 +354,9 @@ class Code:
             return UNKNOWN
         self._calls += 1
         self._depth += 1
-        known = dict.fromkeys(function.parameters, UNKNOWN) | function.defaults
+        bound = dict.fromkeys(function.parameters, UNKNOWN) | function.defaults
         outer, self._returned = self._returned, []
-        with self._scope(known | dict(zip(function.parameters, arguments, strict=False)) | named):
+        with self._scope(bound | dict(zip(function.parameters, arguments, strict=False)) | named):
             self._all(function.body)
         returned, self._returned = self._returned, outer
         self._depth -= 1

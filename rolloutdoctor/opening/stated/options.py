@@ -55,8 +55,8 @@ def stated_of(origin: str, values: Mapping[str, object], likely: Sequence[str] =
         None if they tell no trainer, and fewer than three are settings.
     """
     trainer = trainer_of(values, likely)
-    kept = values if trainer is not None else titled(values)
-    return Stated(origin, trainer, kept, remark=remark) if trainer is not None or len(kept) >= _FEWEST else None
+    options = values if trainer is not None else titled(values)
+    return Stated(origin, trainer, options, remark=remark) if trainer is not None or len(options) >= _FEWEST else None
 
 
 def trainer_of(names: Mapping[str, object], likely: Sequence[str] = ()) -> str | None:
@@ -77,11 +77,11 @@ def trainer_of(names: Mapping[str, object], likely: Sequence[str] = ()) -> str |
         return None
     if any(name.startswith(f"{VERL_TABLE}.") for name in names):
         return "verl"
-    for trainer, own in _OWN.items():
-        if own <= names.keys():
+    for trainer, own_names in _OWN.items():
+        if own_names <= names.keys():
             return trainer
-    known = (one for one in likely if one in TRAINERS)
-    return next((one for one in known if _common(one, names) >= _FEWEST), None)
+    trainers = (name for name in likely if name in TRAINERS)
+    return next((name for name in trainers if _common(name, names) >= _FEWEST), None)
 
 
 def _common(trainer: str, names: Mapping[str, object]) -> int:

@@ -51,7 +51,7 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
     if notebook is not None:
         nodes = [node for cell in notebook.code for node in _of_training(parsed(cell))]
         layers = _of_calls(notebook), _given(nodes), _defaults(nodes)
-        found, origin = _known(*layers, clips=_clips(nodes)), f"code of {name}"
+        options, origin = _known(*layers, clips=_clips(nodes)), f"code of {name}"
     elif Console().detect(path) is not None:
         before, first = read.begins or (0, _HEAD)
         head = islice(
@@ -60,12 +60,12 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
         numbers = (pair for line in islice(head, _HEAD) if len(line) <= _LONGEST for pair in _numbers(line))
         # The line of a metric may stand before the whole of its step.
         settings = ((label, value) for label, value in numbers if label not in read.names)
-        found, origin = _known(settings), f"printed config in {name}"
+        options, origin = _known(settings), f"printed config in {name}"
     elif path.is_file() and path.suffix in _JSON:
-        found, origin = options_in_json(path), f"config in {name}"
+        options, origin = options_in_json(path), f"config in {name}"
     else:
         return None
-    return Stated(origin, None, found) if len(found) >= _FEWEST else None
+    return Stated(origin, None, options) if len(options) >= _FEWEST else None
 
 
 def _of_training(tree: ast.AST) -> Iterator[ast.AST]:
@@ -89,7 +89,7 @@ def _known(*layers: Iterable[tuple[str, object]], clips: Collection[str] = ()) -
         layers: names and values.
         clips: names that are clip ranges for certain, which `own_title` may doubt.
     """
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     titles: set[str] = set()
     for layer in layers:
         values: dict[str, dict[object, str]] = {}
@@ -99,14 +99,14 @@ def _known(*layers: Iterable[tuple[str, object]], clips: Collection[str] = ()) -
         for title in values.keys() - titles:
             if len(values[title]) == 1:
                 titles.add(title)
-                found |= {name: value for value, name in values[title].items()}
-    return found
+                options |= {name: value for value, name in values[title].items()}
+    return options
 
 
 def _numbers(line: str) -> Iterator[tuple[str, object]]:
     yield from on_own_line(line).items()
-    found = [*pairs(line), *(assigned(line).items() if " --" in line else ())]
-    for label, text in found:
+    labelled = [*pairs(line), *(assigned(line).items() if " --" in line else ())]
+    for label, text in labelled:
         value = number(str(text))
         if value is not None:
             # ``KL coef: 0.01`` is kl_coef, and in ``with lr=1e-6`` the name is the last word.
@@ -116,17 +116,17 @@ def _numbers(line: str) -> Iterator[tuple[str, object]]:
 
 def _of_calls(notebook: Notebook) -> list[tuple[str, float]]:
     """The arguments of what is called by the name of a method of reinforcement learning: ``train_ppo(gamma=1.0)``."""
-    found: list[tuple[str, float]] = []
+    numbers: list[tuple[str, float]] = []
 
     def take(name: str, arguments: Sequence[object], named: dict[str, object]) -> bool:
         if _OF_A_METHOD.search(name) is not None and _OF_EVALUATION.search(name) is None:
-            found.extend(_as_numbers(named.items()))
+            numbers.extend(_as_numbers(named.items()))
         return False
 
     code = Code(take)
     for cell in notebook.code:
         code.follow(parsed(cell))
-    return found
+    return numbers
 
 
 _OF_A_METHOD = re.compile(r"(?i)ppo|grpo|rloo|reinforce|_rl\b|^rl")
@@ -134,21 +134,21 @@ _OF_A_METHOD = re.compile(r"(?i)ppo|grpo|rloo|reinforce|_rl\b|^rl")
 
 def _as_numbers(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, float]]:
     for name, value in named:
-        found = value if isinstance(value, (int, float)) else number(value) if isinstance(value, str) else None
-        if found is not None and not isinstance(found, bool):
-            yield name.rpartition(".")[2], float(found)
+        parsed = value if isinstance(value, (int, float)) else number(value) if isinstance(value, str) else None
+        if parsed is not None and not isinstance(parsed, bool):
+            yield name.rpartition(".")[2], float(parsed)
 
 
 def _clips(nodes: Iterable[ast.AST]) -> set[str]:
     """Return names that bound an importance ratio: ``EPSILON`` of ``torch.clamp(ratio, 1 - EPSILON, 1 + EPSILON)``."""
-    found = set()
+    names = set()
     for node in nodes:
         if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in ("clamp", "clip"):
             continue
-        bounds = {ast.unparse(one) for one in (*node.args, *(keyword.value for keyword in node.keywords))}
+        bounds = {ast.unparse(bound) for bound in (*node.args, *(keyword.value for keyword in node.keywords))}
         lower = (_LOWER.fullmatch(bound) for bound in bounds)
-        found |= {match[1].rpartition(".")[2] for match in lower if match is not None and _above(match[1]) & bounds}
-    return found
+        names |= {match[1].rpartition(".")[2] for match in lower if match is not None and _above(match[1]) & bounds}
+    return names
 
 
 _LOWER = re.compile(r"1(?:\.0)? - ([\w.]+)")
@@ -179,13 +179,17 @@ def _defaults(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, float]]:
     """Yield the defaults of functions, and of options of a command: ``add_argument("--lr", default=1e-6)``."""
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            own = [*node.args.posonlyargs, *node.args.args]
-            last = own[len(own) - len(node.args.defaults) :]
+            positional = [*node.args.posonlyargs, *node.args.args]
+            last = positional[len(positional) - len(node.args.defaults) :]
             named = [*zip(last, node.args.defaults, strict=True)]
             optional = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-            yield from _with_numbers([(one.arg, value) for one, value in [*named, *optional]])
+            yield from _with_numbers([(parameter.arg, value) for parameter, value in [*named, *optional]])
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("add_argument"):
-            names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            names = [
+                argument.value
+                for argument in node.args
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+            ]
             values = [keyword.value for keyword in node.keywords if keyword.arg == "default"]
             yield from _with_numbers(
                 [(name.lstrip("-").replace("-", "_"), value) for name in names for value in values]

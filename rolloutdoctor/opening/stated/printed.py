@@ -95,8 +95,8 @@ def read_printed(source: Source, log: ReadLog = _ANY) -> list[Stated]:
         InputError: if there is one that cannot be read.
     """
     for lines in _heads(source, log):
-        if found := _in_head(lines, source, log):
-            return found
+        if configs := _in_head(lines, source, log):
+            return configs
     return _behind(source, log)
 
 
@@ -110,11 +110,11 @@ def _behind(source: Source, log: ReadLog) -> list[Stated]:
     if len(lines) > _PASTED or any(TRACEBACK in line for line in lines):
         return []
     origin = f"command line in {Path(source.name).name}"
-    found = read_commands(lines, origin, log.likely)
-    alone = None if found else read_options_alone(lines, origin, log.likely)
-    found += [] if alone is None else [alone]
-    titles = {title_of(name) for one in found for name in one.values}
-    return found if len(found) == 1 and "group size" in titles and titles & _OF_TRAINING else []
+    commands = read_commands(lines, origin, log.likely)
+    alone = None if commands else read_options_alone(lines, origin, log.likely)
+    commands += [] if alone is None else [alone]
+    titles = {title_of(name) for command in commands for name in command.values}
+    return commands if len(commands) == 1 and "group size" in titles and titles & _OF_TRAINING else []
 
 
 def _heads(source: Source, log: ReadLog) -> Iterator[list[str]]:
@@ -127,22 +127,22 @@ def _heads(source: Source, log: ReadLog) -> Iterator[list[str]]:
 
 def _in_head(head: Sequence[str], source: Source, log: ReadLog) -> list[Stated]:
     name = Path(source.name).name
-    whole = _whole_configuration(head, f"printed config in {name}", source.name, log.likely)
-    if whole is not None:
-        return [whole]
+    config = _whole_configuration(head, f"printed config in {name}", source.name, log.likely)
+    if config is not None:
+        return [config]
     call = read_printed_call(head, f"printed config in {name}", log.likely)
     listed = _listed(head, f"printed config in {name}", log)
     if call is not None and listed is not None and call.trainer is None and listed.trainer is None:
         call = replace(call, values={**listed.values, **call.values})
     origin = f"command line in {name}"
     command = read_command_line(head, origin, log.likely) or read_options_alone(head, origin, log.likely)
-    found = (call, command, listed)
-    return sorted(filter(None, found), key=lambda one: one.trainer is None)
+    candidates = (call, command, listed)
+    return sorted(filter(None, candidates), key=lambda candidate: candidate.trainer is None)
 
 
 def _whole_configuration(lines: Sequence[str], origin: str, name: str, likely: Sequence[str]) -> Stated | None:
     """Return the last configuration that is printed as a whole; one that tells a trainer goes before any other."""
-    found: list[Stated | None] = []
+    candidates: list[Stated | None] = []
     for place, line in enumerate(lines):
         first, title = _FIRST.match(line), _TITLE.match(line)
         if first is not None:
@@ -152,9 +152,9 @@ def _whole_configuration(lines: Sequence[str], origin: str, name: str, likely: S
             values, is_whole = dict(_arguments(table)), any(_END.search(line) for line in table)
         else:
             continue
-        found.append(stated_of(origin, values, likely, "" if is_whole else _cut(origin)))
-    known = [one for one in found if one is not None]
-    return max(reversed(known), key=lambda one: one.trainer is not None, default=None)
+        candidates.append(stated_of(origin, values, likely, "" if is_whole else _cut(origin)))
+    configs = [candidate for candidate in candidates if candidate is not None]
+    return max(reversed(configs), key=lambda config: config.trainer is not None, default=None)
 
 
 def _cut(origin: str) -> str:
@@ -190,7 +190,7 @@ def _whole(lines: Iterable[str]) -> tuple[str, bool]:
     """Return the text of a dict from its beginning, closed after its last whole item, and whether it has its end."""
     text = ""
     brackets: list[str] = []
-    whole, closing = 0, ""
+    end, closing = 0, ""
     for line in lines:
         quote, escaped = "", False
         for place, sign in enumerate(line, start=len(text) + 1):
@@ -205,11 +205,11 @@ def _whole(lines: Iterable[str]) -> tuple[str, bool]:
             elif sign in "}])" and brackets:
                 brackets.pop()
             elif sign == "," and not quote:
-                whole, closing = place - 1, "".join(reversed(brackets))
+                end, closing = place - 1, "".join(reversed(brackets))
         text += f"{line}\n"
         if not brackets or len(text) > _MOST:
             break
-    return (text, True) if not brackets else (text[:whole] + closing, False)
+    return (text, True) if not brackets else (text[:end] + closing, False)
 
 
 def _arguments(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -233,24 +233,24 @@ def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     changed: set[str] = set()
     configured: set[str] = set()
     for line, section in sections_of(_without_models(lines)):
-        found, banner = _on_one_line(line), _BANNER.findall(line)
-        if said := on_config_line(line):
-            configured |= said.keys()
+        options, banner = _on_one_line(line), _BANNER.findall(line)
+        if line_options := on_config_line(line):
+            configured |= line_options.keys()
         else:
             # ``Config: lr=1e-6`` is an option where ``lr`` is a metric, too.
-            found = {name: value for name, value in found.items() if name not in configured & metrics}
+            options = {name: value for name, value in options.items() if name not in configured & metrics}
         for table, prefix in ((values, ""), (nested, section)):
-            of_line = {f"{prefix}{name}": value for name, value in found.items()}
+            of_line = {f"{prefix}{name}": value for name, value in options.items()}
             changed |= {name for name, value in of_line.items() if table.setdefault(name, value) != value}
             # Each run of several in one process has its own.
             table |= {_of_banner(words): number.replace(",", "") for words, number in banner}
     without = changed | (metrics - configured)
-    whole, bare = (
+    full, bare = (
         stated_of(origin, {name: value for name, value in table.items() if name not in without}, log.likely)
         for table in (nested, values)
     )
     # Whose options are told by their names alone calls them so.
-    return bare if whole is None or (bare is not None and bare.trainer is not None) else whole
+    return bare if full is None or (bare is not None and bare.trainer is not None) else full
 
 
 def _without_models(lines: Iterable[str]) -> Iterator[str]:
@@ -273,16 +273,16 @@ def _on_one_line(line: str) -> dict[str, object]:
     match = _OPTION.fullmatch(line) if len(line) < _LONGEST_OPTION else None
     if match is not None:
         return {match[2]: match[3].strip("\"'")}
-    if len(line) < _LONGEST_OPTION and (said := on_own_line(line)):
-        return said
+    if len(line) < _LONGEST_OPTION and (option := on_own_line(line)):
+        return option
     if len(line) >= LONGEST or _OF_OTHERS.search(line) is not None:
         return {}
     if "{" in line and line.rstrip().endswith("}"):
         return _dict_of(line[line.index("{") :].strip())
     if assigned := on_config_line(line):
         return {**assigned}
-    found: dict[str, object] = dict(_ASSIGNED.findall(line)) if line.count("=") > 1 else {}
-    return found if len(found) >= _FEWEST or (len(found) > 1 and all(map(own_title, found))) else {}
+    options: dict[str, object] = dict(_ASSIGNED.findall(line)) if line.count("=") > 1 else {}
+    return options if len(options) >= _FEWEST or (len(options) > 1 and all(map(own_title, options))) else {}
 
 
 def _of_banner(words: str) -> str:
@@ -292,11 +292,11 @@ def _of_banner(words: str) -> str:
 def _dict_of(text: str) -> dict[str, object]:
     """Return the options of a dict of Python or JSON on one line, if it is one."""
     body = parsed(re.sub(r"\b(true|false|null)\b", lambda word: _JSON[word[1]], text)).body
-    found = literal_of(body[0].value) if body and isinstance(body[0], ast.Expr) else UNKNOWN
+    literal = literal_of(body[0].value) if body and isinstance(body[0], ast.Expr) else UNKNOWN
     # A line of a log may have options in it, such as the learning rate of its step.
-    if not isinstance(found, dict) or found.keys() & _OF_A_LOG:
+    if not isinstance(literal, dict) or literal.keys() & _OF_A_LOG:
         return {}
-    return {name: value for name, value in found.items() if is_known(value)}
+    return {name: value for name, value in literal.items() if is_known(value)}
 
 
 _OF_A_LOG = {"loss", "train_loss", "grad_norm", "reward", "epoch", "step"}

@@ -23,7 +23,7 @@ def read_resolved_configs(folder: Path) -> Stated | None:
     if folder.name in _INSIDE:
         folder = folder.absolute().parent
     values: dict[str, object] = {}
-    found = []
+    file_names = []
     for program in _PROGRAMS:
         file = folder / "configs" / f"{program}.json"
         if not file.is_file():
@@ -35,6 +35,6 @@ def read_resolved_configs(folder: Path) -> Stated | None:
             raise InputError(f"{name}: not JSON; its options are not used") from None
         if isinstance(body, dict):
             values |= flat({program: body}, name)
-            found.append(name)
-    known = any(name.startswith("trainer.loss.") for name in values)
-    return Stated(" and ".join(found), "prime-rl", values) if known else None
+            file_names.append(name)
+    has_loss = any(name.startswith("trainer.loss.") for name in values)
+    return Stated(" and ".join(file_names), "prime-rl", values) if has_loss else None

@@ -190,7 +190,7 @@ def title_of(name: str) -> str:
     bare = [ends[-1].removeprefix(method) for method in _METHODS if ends[-1].startswith(method)]
     # ``grpo_epsilon`` is that of the method; ``ppo_horizon`` is not that of the KL.
     ends += [end for end in bare if end == "epsilon" or end not in _OF_A_CLASS]
-    title = next((known for end in ends if (known := _by_name().get(end, ""))), "")
+    title = next((known_title for end in ends if (known_title := _by_name().get(end, ""))), "")
     whose = next((words for part in parts[:-1] if (words := _PARTS.get(part, ""))), "")
     return f"{title} {whose}".rstrip() if title else ""
 
@@ -227,21 +227,25 @@ def settings_of(
         options: names of all options of the trainer.
         tell: takes what is not used, and why.
     """
-    found: dict[str, RunSetting] = {}
-    for one in stated:
-        for name, value in _of_place(one.values, options):
+    settings: dict[str, RunSetting] = {}
+    for config in stated:
+        for name, value in _of_place(config.values, options):
             if name in used:
                 continue
-            first = found.setdefault(name, RunSetting(name, title_of(name), value, one.origin))
+            first = settings.setdefault(name, RunSetting(name, title_of(name), value, config.origin))
             if not _is_same(first.value, value):
-                tell(f"{name} is {first.value} in {first.origin} and {value} in {one.origin}: the first is used")
+                tell(f"{name} is {first.value} in {first.origin} and {value} in {config.origin}: the first is used")
     order = [*TITLES]
-    return tuple(sorted(found.values(), key=lambda one: order.index(_of_any(one.title)) if one.title else len(order)))
+    return tuple(
+        sorted(
+            settings.values(), key=lambda setting: order.index(_of_any(setting.title)) if setting.title else len(order)
+        )
+    )
 
 
 def _of_any(title: str) -> str:
     """Return a title without what it is of."""
-    return next(known for known in sorted(TITLES, key=len, reverse=True) if title.startswith(known))
+    return next(prefix for prefix in sorted(TITLES, key=len, reverse=True) if title.startswith(prefix))
 
 
 def _of_place(values: Mapping[str, object], options: Collection[str]) -> Iterator[tuple[str, object]]:
@@ -271,5 +275,5 @@ def read(value: object) -> object:
     return text
 
 
-def _is_same(one: object, other: object) -> bool:
-    return one == other or str(one) == str(other)
+def _is_same(left: object, right: object) -> bool:
+    return left == right or str(left) == str(right)

@@ -52,16 +52,16 @@ def read_training_args(path: Path) -> Stated:
     """
     checkpoint = path.parent.name.startswith("checkpoint-")
     origin = f"{path.parent.name}/{NAME}" if checkpoint else NAME
-    found = _object(_pickle(path, origin), origin)
-    kind = found.name.rpartition(" ")[2]
+    instance = _object(_pickle(path, origin), origin)
+    kind = instance.name.rpartition(" ")[2]
     trainer = trainer_of_class(kind)
-    if trainer is None or (is_other(found.name) and trainer_of_class(found.name) == OF_TRL):
+    if trainer is None or (is_other(instance.name) and trainer_of_class(instance.name) == OF_TRL):
         raise InputError(
             f"{origin}: the options of {kind[:80]!r}, and what its trainer computes is not known here; "
             "if it computes what TRL does, give them with --trainer trl --set KEY=VALUE"
         )
-    values = dict(_plain_fields(found.state))
-    dialect = dialect_of_class(found.name)
+    values = dict(_plain_fields(instance.state))
+    dialect = dialect_of_class(instance.name)
     if dialect is not None:
         dialect.refuse(values, origin)
     cards = [place / "README.md" for place in (path.parent, path.parent.parent)[: 1 + checkpoint]]
@@ -72,10 +72,10 @@ def read_training_args(path: Path) -> Stated:
 
 def _release(card: Path) -> str | None:
     try:
-        found = _RELEASE.search(read_small(card, expected="", most=_MOST_BYTES, error=InputError))
+        match = _RELEASE.search(read_small(card, expected="", most=_MOST_BYTES, error=InputError))
     except InputError:
         return None
-    return None if found is None else found[1][:_LONGEST]
+    return None if match is None else match[1][:_LONGEST]
 
 
 def _pickle(path: Path, origin: str) -> bytes:
@@ -87,10 +87,10 @@ def _pickle(path: Path, origin: str) -> bytes:
         members = unarchived(content)
     except ValueError:
         members = {}
-    found = next((member for name, member in members.items() if name.endswith("/data.pkl")), None)
-    if found is None:
+    pickled = next((member for name, member in members.items() if name.endswith("/data.pkl")), None)
+    if pickled is None:
         raise InputError(f"{origin}: not a whole archive of torch.save; its options are not read")
-    return found
+    return pickled
 
 
 def _object(content: bytes, origin: str) -> Inert:

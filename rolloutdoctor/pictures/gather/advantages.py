@@ -39,14 +39,14 @@ class AdvantagesFigure(FigureAccumulator):
         rows, logged = step.evaluations[AS_CONFIGURED].rows, _logged_advantages(step)
         differ = 0 if logged is None else _differ(step, before, logged)
         unit = "tokens" if rows is None or rows.advantage_N is None else "rows"
-        found, with_fix, flipped, changed = histogram(before), None, Histogram(), 0
+        as_configured, with_fix, flipped, changed = histogram(before), None, Histogram(), 0
         if after is not None:
             with_fix = histogram(after)
             moved = is_change((before - after).abs(), before, after)
             flipped, changed = histogram(before[moved & (before.sign() * after.sign() < 0)]), int(moved.sum())
-        bands = (Band(step.batch.step, step.batch.step, found, with_fix, flipped.total),)
+        bands = (Band(step.batch.step, step.batch.step, as_configured, with_fix, flipped.total),)
         of_log = None if logged is None else histogram(logged)
-        self._data += AdvantagesData(unit, found, self.fix, with_fix, flipped, changed, bands, of_log, differ)
+        self._data += AdvantagesData(unit, as_configured, self.fix, with_fix, flipped, changed, bands, of_log, differ)
 
     def data(self) -> AdvantagesData:
         """Return the histograms."""
@@ -77,8 +77,8 @@ def _logged_advantages(step: EvaluatedStep) -> Tensor | None:
     rows, batch = step.evaluations[AS_CONFIGURED].rows, step.batch
     if rows is None or rows.advantage_N is None:
         return batch.column("advantages")[batch.column("response_mask")].double() if batch.has("advantages") else None
-    found = StepView(batch, step.logged).logged_advantages()
-    return found if found is None or rows.length_N is None else found[rows.length_N > 0]
+    logged_N = StepView(batch, step.logged).logged_advantages()
+    return logged_N if logged_N is None or rows.length_N is None else logged_N[rows.length_N > 0]
 
 
 def _differ(step: EvaluatedStep, before: Tensor, logged: Tensor) -> int:

@@ -87,13 +87,13 @@ class AuditFigure(FigureAccumulator):
     def gather(self, step: EvaluatedStep) -> None:
         """Compare one step, under each objective."""
         for quantity, tally in view_of(step, self.context).audit.items():
-            for label, told, as_is in tally.faults or (("", 0, 1),):
-                counts = {"told": told, "as_is": as_is, "disagree": tally.disagree}
+            for label, apart, as_is in tally.faults or (("", 0, 1),):
+                counts = {"told": apart, "as_is": as_is, "disagree": tally.disagree}
                 self.line(_FAULTS, quantity=quantity, label=label, **counts)
         for side in self._own:
             view = view_of(replace(step, evaluations={AS_CONFIGURED: step.evaluations[side]}), self.context)
-            for quantity, one in view.compared_values().items():
-                self.line(_VALUES, **_compared(side, quantity, one))
+            for quantity, comparison in view.compared_values().items():
+                self.line(_VALUES, **_compared(side, quantity, comparison))
             for window in windows_at(view, self.context).values():
                 common = {name: getattr(window, name) for name in _WINDOW}
                 of_step = zip(window.steps, window.values, window.radii, strict=True)
@@ -102,34 +102,40 @@ class AuditFigure(FigureAccumulator):
 
     def data(self) -> AuditData:
         """Return every quantity, those that differ first."""
-        means = [_compared(side, one.name, one.compared()) for side, one in _complete(self.table(_WINDOWS))]
+        means = [_compared(side, window.name, window.compared()) for side, window in _complete(self.table(_WINDOWS))]
         lines = pl.concat([self.table(_VALUES), pl.DataFrame(means, _OF_VALUES)]).sort("quantity", "step")
         of_fix = lines.filter(pl.col("side") != AS_CONFIGURED)
-        found: dict[str, list[AuditedQuantity]] = {stage: [] for stage in STAGES}
-        for (name, stage), own in lines.filter(side=AS_CONFIGURED).group_by("quantity", "stage", maintain_order=True):
-            found[stage].append(_quantity(str(name), own, of_fix.filter(quantity=name) if self.fix else None))
+        by_stage: dict[str, list[AuditedQuantity]] = {stage: [] for stage in STAGES}
+        for (name, stage), frame in lines.filter(side=AS_CONFIGURED).group_by("quantity", "stage", maintain_order=True):
+            by_stage[stage].append(_quantity(str(name), frame, of_fix.filter(quantity=name) if self.fix else None))
         # One of each stage before the second of one.
-        ordered = [self._with_fault(one) for several in zip_longest(*found.values()) for one in several if one]
-        return AuditData(tuple(sorted(ordered, key=lambda one: (not one.differs, not one.fault))), self.fix)
+        ordered = [self._with_fault(row) for several in zip_longest(*by_stage.values()) for row in several if row]
+        return AuditData(tuple(sorted(ordered, key=lambda row: (not row.differs, not row.fault))), self.fix)
 
-    def _with_fault(self, one: AuditedQuantity) -> AuditedQuantity:
+    def _with_fault(self, row: AuditedQuantity) -> AuditedQuantity:
         """Name the fault of the release with which the values agree."""
-        lines = self.table(_FAULTS).filter(quantity=one.quantity)
+        lines = self.table(_FAULTS).filter(quantity=row.quantity)
         if lines["disagree"].sum():
-            return one
+            return row
         faults = lines.group_by("label").agg(pl.sum("told"), pl.sum("as_is")).filter(pl.col("told") == pl.col("as_is"))
-        return one if faults.is_empty() else replace(one, fault=code_of(min(faults["label"])))
+        return row if faults.is_empty() else replace(row, fault=code_of(min(faults["label"])))
 
 
-def _compared(side: str, quantity: str, one: ComparedRows | ComparedValue) -> dict[str, object]:
+def _compared(side: str, quantity: str, comparison: ComparedRows | ComparedValue) -> dict[str, object]:
     """Return a line of the table of values: those of a step, or a mean over several."""
-    tally = one.tally()
-    points = [] if side != AS_CONFIGURED else _of_value(one) if isinstance(one, ComparedValue) else _of_rows(one)
+    tally = comparison.tally()
+    points = (
+        []
+        if side != AS_CONFIGURED
+        else _of_value(comparison)
+        if isinstance(comparison, ComparedValue)
+        else _of_rows(comparison)
+    )
     return {
         "side": side,
         "stage": tally.stage,
         "quantity": quantity,
-        "step": one.step,
+        "step": comparison.step,
         "compared": tally.compared,
         "agree": tally.agree,
         "not_compared": tally.not_compared,
@@ -184,20 +190,20 @@ class LogAuditFigure(FigureAccumulator):
             worst="beyond",
             points=pl.concat_list(pl.concat_list("left", "right", "beyond")).reshape((-1, 1, 3)).cast(_POINTS),
         )
-        found = [_quantity(str(name), own) for (name,), own in lines.group_by("quantity", maintain_order=True)]
+        quantities = [_quantity(str(name), frame) for (name,), frame in lines.group_by("quantity", maintain_order=True)]
         # A bound says less than an equality.
-        found.sort(key=lambda one: (not one.differs, " = " not in one.quantity))
-        return AuditData(tuple(found), of_log=True)
+        quantities.sort(key=lambda row: (not row.differs, " = " not in row.quantity))
+        return AuditData(tuple(quantities), of_log=True)
 
 
-def _of_value(one: ComparedValue) -> list[list[float]]:
-    tally = one.tally()
-    return [[one.logged, one.recomputed, min(tally.worst, _FAR)]] if tally.compared else []
+def _of_value(comparison: ComparedValue) -> list[list[float]]:
+    tally = comparison.tally()
+    return [[comparison.logged, comparison.recomputed, min(tally.worst, _FAR)]] if tally.compared else []
 
 
-def _of_rows(one: ComparedRows) -> list[list[float]]:
+def _of_rows(comparison: ComparedRows) -> list[list[float]]:
     """Return some values of a step, evenly from the one that differs least to the one that differs most."""
-    x_3n = torch.stack(one.points())
+    x_3n = torch.stack(comparison.points())
     order = x_3n[2].argsort(stable=True)
     places = torch.linspace(0, len(order) - 1, min(OF_STEP, len(order))).round().long()
     x_3n[2].clamp_(max=_FAR)
@@ -205,7 +211,7 @@ def _of_rows(one: ComparedRows) -> list[list[float]]:
 
 
 def _quantity(name: str, lines: pl.DataFrame, of_fix: pl.DataFrame | None = None) -> AuditedQuantity:
-    told = lines.filter(pl.col("compared") > 0)
+    compared_steps = lines.filter(pl.col("compared") > 0)
     after: Mapping[int, float] = {}
     if of_fix is not None:
         after = dict(of_fix.filter(pl.col("compared") > 0).select("step", "worst").iter_rows())
@@ -215,21 +221,21 @@ def _quantity(name: str, lines: pl.DataFrame, of_fix: pl.DataFrame | None = None
         compared,
         agree,
         not_compared,
-        steps=tuple(told["step"]),
-        worst=tuple(told["worst"]),
-        points=_chosen([(one[0], one[1], one[2]) for step in told["points"] for one in step]),
-        after=() if of_fix is None else tuple(after.get(step, math.nan) for step in told["step"]),
+        steps=tuple(compared_steps["step"]),
+        worst=tuple(compared_steps["worst"]),
+        points=_chosen([(point[0], point[1], point[2]) for step in compared_steps["points"] for point in step]),
+        after=() if of_fix is None else tuple(after.get(step, math.nan) for step in compared_steps["step"]),
         agree_after=0 if of_fix is None else int(of_fix["agree"].sum()),
     )
 
 
 def _chosen(points: list[tuple[float, float, float]]) -> tuple[tuple[float, float, float], ...]:
     """Return some of the points that agree, and some of those that do not; the worst are among them."""
-    found = []
-    parts = [[one for one in points if (one[2] > 1) == off] for off in (False, True)]
+    chosen = []
+    parts = [[point for point in points if (point[2] > 1) == off] for off in (False, True)]
     most = MOST_POINTS // max(1, sum(map(bool, parts)))
     for part in parts:
-        part.sort(key=lambda one: one[2])
+        part.sort(key=lambda point: point[2])
         count = min(most, len(part))
-        found += [part[round(place * (len(part) - 1) / max(1, count - 1))] for place in range(count)]
-    return tuple(found)
+        chosen += [part[round(place * (len(part) - 1) / max(1, count - 1))] for place in range(count)]
+    return tuple(chosen)

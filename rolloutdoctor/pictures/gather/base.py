@@ -148,7 +148,7 @@ def label_of(fixes: Sequence[ChosenFix]) -> str:
 
 def columns_of(lines: pl.DataFrame) -> dict[str, Any]:
     """Return columns as tuples, in the order of their `steps`; NaN for null."""
-    return {one.name: tuple(one) for one in lines.sort("steps").fill_null(math.nan)}
+    return {column.name: tuple(column) for column in lines.sort("steps").fill_null(math.nan)}
 
 
 def carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:

@@ -54,7 +54,7 @@ class BaselineFigure(FigureAccumulator):
         drift_N, drifted_N = change
         columns = {"group": groups.index_N, "rejected": before.rejected_N, "drift": drift_N, "moved": drifted_N}
         rows = pl.DataFrame({name: x_N.cpu().numpy() for name, x_N in columns.items()})
-        found = rows.group_by("group", maintain_order=True).agg(
+        by_group = rows.group_by("group", maintain_order=True).agg(
             step=pl.lit(step.batch.step, pl.Int64),
             touched=pl.any("rejected"),
             # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
@@ -62,29 +62,29 @@ class BaselineFigure(FigureAccumulator):
             drift=pl.col("drift").filter(~pl.col("rejected")).mean(),
             moved=pl.any("moved"),
         )
-        self.keep("groups", found.drop("group"))
+        self.keep("groups", by_group.drop("group"))
 
     def data(self) -> BaselineData:
         """Return the points and their distribution."""
         groups = self.table("groups")
         touched = groups.filter("touched")
-        known = touched.filter(pl.col("drift").is_finite())
+        finite = touched.filter(pl.col("drift").is_finite())
         shares: dict[float, Histogram] = defaultdict(Histogram)
-        for (_, share), own in known.group_by("step", "share"):
-            shares[float(share)] += histogram(own["drift"].to_torch())
+        for (_, share), frame in finite.group_by("step", "share"):
+            shares[float(share)] += histogram(frame["drift"].to_torch())
         points = [
-            (share, index * one.width, count)
-            for share, one in sorted(shares.items())
-            for index, count in enumerate(one.counts, one.first)
+            (share, index * bins.width, count)
+            for share, bins in sorted(shares.items())
+            for index, count in enumerate(bins.counts, bins.first)
             if count
         ]
-        drifted = known.filter("moved")["drift"].abs().to_list()
+        drifted = finite.filter("moved")["drift"].abs().to_list()
         return BaselineData(
             self.fix,
             tuple(points),
             sum(shares.values(), Histogram()),
             untouched=len(groups) - len(touched),
-            undefined=len(touched) - len(known),
+            undefined=len(touched) - len(finite),
             moved=len(drifted),
             largest=max(drifted, default=0.0),
         )

@@ -27,10 +27,10 @@ class GradientFigure(FigureAccumulator):
 
     def gather(self, step: EvaluatedStep) -> None:
         """Take the norms of one step."""
-        whole, policy = step.evaluations[AS_CONFIGURED].tokens, step.evaluations[POLICY_ONLY].tokens
-        if whole is None or policy is None:
+        tokens, policy = step.evaluations[AS_CONFIGURED].tokens, step.evaluations[POLICY_ONLY].tokens
+        if tokens is None or policy is None:
             return
-        l1, square = float(whole.grad_l1_N.sum()), float(whole.grad_sq_N.sum())
+        l1, square = float(tokens.grad_l1_N.sum()), float(tokens.grad_sq_N.sum())
         spurious = cosine = None
         fixed = None if self.fix is None else step.evaluations[self.fix].tokens
         if fixed is not None:

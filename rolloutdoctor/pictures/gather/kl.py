@@ -53,14 +53,14 @@ class KlFigure(FigureAccumulator):
             self.count("after", kl_T[carrying(batch, step.evaluations[self.fix], "kl_loss")])
         copied = replace(evaluation, objective=replace(evaluation.objective, kl_buffer=KlBuffer.COPY))
         recomputed = trainer.metrics(copied)
-        known = [name for name in trainer.log.kl if name in recomputed]
-        if not known:
+        names = [name for name in trainer.log.kl if name in recomputed]
+        if not names:
             return
-        name = next((name for name in known if name in step.logged), known[0])
+        name = next((name for name in names if name in step.logged), names[0])
         view = StepView(batch, step.logged, trainer, evaluations=step.evaluations, dtype=step.dtype)
-        seen = logged_kl(view)
+        logged_terms = logged_kl(view)
         fixed = None if self.fix is None else trainer.metrics(step.evaluations[self.fix]).get(name)
-        logged, inverted = seen.get("logged", step.logged.get(name)), seen.get("inverted")
+        logged, inverted = logged_terms.get("logged", step.logged.get(name)), logged_terms.get("inverted")
         self.line(LINES, steps=batch.step, logged=logged, recomputed=recomputed[name], inverted=inverted, after=fixed)
         self.line(_METRIC, name=name)
 

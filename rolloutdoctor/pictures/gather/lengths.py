@@ -36,8 +36,8 @@ class LengthsFigure(FigureAccumulator):
         """See `FigureAccumulator`."""
         self._tells = next((name for name in _HAVE_LENGTHS if name in context.columns), "")
         if not self._tells:
-            names, told = " or ".join(_HAVE_LENGTHS), remedy(["response_mask"], context)
-            raise InputError(f"no column says how long responses are ({names}): {told}")
+            names, advice = " or ".join(_HAVE_LENGTHS), remedy(["response_mask"], context)
+            raise InputError(f"no column says how long responses are ({names}): {advice}")
         return frozenset({self._tells})
 
     def gather(self, step: EvaluatedStep) -> None:
@@ -87,5 +87,5 @@ class LengthsFigure(FigureAccumulator):
 
 def _counted(rows: pl.DataFrame) -> Histogram:
     """Count lengths, step by step as all histograms are."""
-    each = (histogram(own["length"].to_torch()) for _, own in rows.group_by("steps"))
+    each = (histogram(frame["length"].to_torch()) for _, frame in rows.group_by("steps"))
     return sum(each, Histogram())

@@ -19,20 +19,22 @@ def _onset(values: Values) -> Mark | None:
 
 
 def _temperature(values: Values) -> Mark | None:
-    found = values.get("temperature")
+    temperature = values.get("temperature")
     # A normaliser for each context is in it, which the tokens of the picture say.
     return (
         None
-        if not found
-        else Mark("RDO003", f"slope 1/T, T = {found:.3g}", 1 / found, math.nan, label=f"T = {found:.3g}")
+        if not temperature
+        else Mark(
+            "RDO003", f"slope 1/T, T = {temperature:.3g}", 1 / temperature, math.nan, label=f"T = {temperature:.3g}"
+        )
     )
 
 
 def _support(values: Values) -> Mark | None:
-    found = values.get("top_p")
-    if not found:
+    top_p = values.get("top_p")
+    if not top_p:
         return None
-    return Mark("RDO004", f"bound -ln {found:.3g} above the trainer", slope=1.0, offset=-math.log(found))
+    return Mark("RDO004", f"bound -ln {top_p:.3g} above the trainer", slope=1.0, offset=-math.log(top_p))
 
 
 _MARKS: Mapping[str, Callable[[Values], Mark | None]] = {
@@ -47,13 +49,13 @@ MARKING = tuple(_MARKS)
 
 def marks_of(findings: Iterable[Finding]) -> tuple[Mark, ...]:
     """The marks of some findings, in their order."""
-    found = []
+    marks = []
     for finding in findings:
         make = _MARKS.get(finding.code)
-        mark = make({name: one.value for name, one in finding.measures.items()}) if make else None
+        mark = make({name: measure.value for name, measure in finding.measures.items()}) if make else None
         if mark is not None:
-            found.append(mark)
-    return tuple(found)
+            marks.append(mark)
+    return tuple(marks)
 
 
 def _fitted(mark: Mark, data: MismatchData) -> Mark:
@@ -82,18 +84,18 @@ def marked(gallery: Gallery, report: Report, *, logged: bool) -> Gallery:
     drawn, left_out = dict(gallery.drawn), dict(gallery.left_out)
     data = drawn.get("mismatch")
     if isinstance(data, MismatchData):
-        drawn["mismatch"] = replace(data, marks=tuple(_fitted(one, data) for one in marks_of(report.findings)))
+        drawn["mismatch"] = replace(data, marks=tuple(_fitted(mark, data) for mark in marks_of(report.findings)))
     audit = drawn.get("audit")
     if isinstance(audit, AuditData):
         fixes = {entry.quantity: entry.with_fixes for entry in report.audit}
-        known = (replace(one, with_fixes=fixes.get(one.quantity, ())) for one in audit.quantities)
+        rows = (replace(row, with_fixes=fixes.get(row.quantity, ())) for row in audit.quantities)
         drawn["audit"] = replace(
-            audit, quantities=tuple(sorted(known, key=lambda one: (not one.differs, not one.fault)))
+            audit, quantities=tuple(sorted(rows, key=lambda row: (not row.differs, not row.fault)))
         )
     if drawn.pop("overview", None) is not None:
         if report.vitals:
             begun = {code for vital in report.vitals for _, code in vital.marks}
-            headlines = {one.code: one.headline for one in report.findings if one.code in begun}
+            headlines = {finding.code: finding.headline for finding in report.findings if finding.code in begun}
             drawn = {"overview": OverviewData(report.vitals, headlines), **drawn}
         else:
             left_out["overview"] = (

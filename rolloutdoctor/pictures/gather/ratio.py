@@ -38,10 +38,10 @@ class RatioFigure(FigureAccumulator):
     def gather(self, step: EvaluatedStep) -> None:
         """Count the tokens of one step that carry the policy term."""
         evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
-        found = self._outside(step, AS_CONFIGURED, "log_ratio")
-        if found is None:
+        counts = self._outside(step, AS_CONFIGURED, "log_ratio")
+        if counts is None:
             return
-        rule, (tokens, below, above) = evaluation.objective.surrogate, found
+        rule, (tokens, below, above) = evaluation.objective.surrogate, counts
         has_gap = batch.has("rollout_log_probs") and batch.has("old_log_probs")
         on_policy = batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
         values: dict[str, object] = {"outside": below + above, "has_gap": has_gap, "on_policy": on_policy}
@@ -64,8 +64,8 @@ class RatioFigure(FigureAccumulator):
             return None
         ratios = evaluation.per_token.ratio_T[carrying(step.batch, evaluation, "policy")].double()
         self.count(name, ratios.log())
-        known, rule = el.finite(ratios), evaluation.objective.surrogate
-        return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())
+        finite, rule = el.finite(ratios), evaluation.objective.surrogate
+        return len(finite), int((finite < 1 - rule.clip_low).sum()), int((finite > 1 + rule.clip_high).sum())
 
     def data(self) -> RatioData:
         """Return histograms and series."""

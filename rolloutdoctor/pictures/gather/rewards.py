@@ -51,15 +51,15 @@ class RewardsFigure(FigureAccumulator):
             *(pl.col(name).quantile(0.1, "lower").alias(f"lower {name}") for name in names),
             *(pl.col(name).quantile(0.9, "lower").alias(f"upper {name}") for name in names),
         )
-        found = columns_of(lines)
+        columns = columns_of(lines)
         series = tuple(
             RewardSeries(
-                name.removeprefix(f"{WHOLE}s/"), *(found[f"{one} {name}"] for one in ("mean", "lower", "upper"))
+                name.removeprefix(f"{WHOLE}s/"), *(columns[f"{end} {name}"] for end in ("mean", "lower", "upper"))
             )
             for name in names
         )
         passing = next((name for name in names if rows[name].drop_nulls().n_unique() == 2), "")
-        return RewardsData(found["steps"], series, passing.removeprefix(f"{WHOLE}s/"), **_groups(rows, passing))
+        return RewardsData(columns["steps"], series, passing.removeprefix(f"{WHOLE}s/"), **_groups(rows, passing))
 
 
 def _groups(rows: pl.DataFrame, passing: str) -> dict[str, Any]:
@@ -83,13 +83,13 @@ def _groups(rows: pl.DataFrame, passing: str) -> dict[str, Any]:
         *((pl.col("band") == number).mean().alias(f"{number}") for number in range(bands + 1)), equal=pl.mean("equal")
     )
     # A step without such a group has its place, too.
-    found = columns_of(rows.select("steps").unique().join(by_step, on="steps", how="left"))
+    columns = columns_of(rows.select("steps").unique().join(by_step, on="steps", how="left"))
     counts = groups["band"].value_counts()
     at = dict(counts.iter_rows())
     return {
         "size": size,
-        "shares": tuple(found[f"{number}"] for number in range(bands + 1)) if passing else (),
-        "equal": found["equal"],
+        "shares": tuple(columns[f"{number}"] for number in range(bands + 1)) if passing else (),
+        "equal": columns["equal"],
         "groups": len(groups),
         "all_fail": at.get(0, 0) if passing else 0,
         "all_pass": at.get(bands, 0) if passing else 0,

@@ -93,12 +93,12 @@ class MismatchFigure(FigureAccumulator):
 
     def gather(self, step: EvaluatedStep) -> None:
         """Add up the blocks of one step."""
-        batch, found = step.batch, step.token_measures.get("mismatch")
-        if not found or not len(found["grid"]):
+        batch, histograms = step.batch, step.token_measures.get("mismatch")
+        if not histograms or not len(histograms["grid"]):
             return
         for name, counts in self._counts.items():
-            counts += found[name].sum(0).cpu()
-        spread = _spread(batch.step, batch.step, found["sizes"].sum((0, 1)))
+            counts += histograms[name].sum(0).cpu()
+        spread = _spread(batch.step, batch.step, histograms["sizes"].sum((0, 1)))
         self.line(
             LINES,
             steps=batch.step,
@@ -106,7 +106,7 @@ class MismatchFigure(FigureAccumulator):
             median=spread.median,
             upper=spread.upper,
             compared=batch.stored_name("old_log_probs"),
-            sampled=bool(found["sampled"].any()),
+            sampled=bool(histograms["sampled"].any()),
             stamped="policy_version_min" in batch.per_row and "policy_version_max" in batch.per_row,
         )
 

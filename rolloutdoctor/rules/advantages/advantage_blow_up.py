@@ -147,13 +147,13 @@ class AdvantageBlowUp(TableRule):
         trainer, config = context.trainer, context.config
         wanted = 0 if trainer is None or config is None else trainer.group_size(config, "train") or 0
         reward, grad, rank = scores(context), pl.col("grad_l1"), pl.col("rank")
-        known, size, undivided = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("undivided")
+        voted, size, undivided = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("undivided")
         # Where nothing is logged, rounding may make the largest of all that its order decides.
         logged = pl.coalesce("logged", "most").abs()
         in_range = logged.is_between(pl.col("least") * (1 - _DIGITS), pl.col("most") * (1 + _DIGITS))
         seen, fits = pl.coalesce("logged", "most", "advantage"), pl.col("fits")
-        rounding = self.noise_ulps * 2.0**-23 * known.abs().nan_max()
-        spread = known.nan_max() - known.nan_min()
+        rounding = self.noise_ulps * 2.0**-23 * voted.abs().nan_max()
+        spread = voted.nan_max() - voted.nan_min()
         bound = pl.when(undivided.is_not_null()).then(undivided).otherwise((pl.col("largest") - 1).sqrt())
         excess = (logged - (pl.col("radius") + 2.0**-23 * logged)).clip(0) / bound
         # Beyond what rounding can make, an advantage is another formula's.
@@ -202,8 +202,8 @@ class AdvantageBlowUp(TableRule):
         """Its advantage, and how far that is beyond."""
         if place["logged"] is None and place["undivided"] is not None:
             return f"a rounding error decides: advantage {place['undivided']:.4g} or up to {place['most']:.4g}"
-        own = place["advantage"] if place["logged"] is None else place["logged"]
-        return f"advantage {own:.4g}, {place['excess']:.3g} times the largest possible"
+        advantage = place["advantage"] if place["logged"] is None else place["logged"]
+        return f"advantage {advantage:.4g}, {place['excess']:.3g} times the largest possible"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No advantage can be beyond the bound: none is logged, or those of another rule are."""
@@ -280,7 +280,7 @@ def _of_siblings(run: Measured) -> Judgement:
             f"advantages up to {number(run['max_abs_advantage'])} in {rows} whose group members have equal rewards: "
         )
         headline += f"{number(run['times_bound'])} times the centered reward"
-        told = f"; these rows make {percent(run['advantage_mass_share'])} of the total absolute advantage"
+        detail = f"; these rows make {percent(run['advantage_mass_share'])} of the total absolute advantage"
         evidence = f"{counted(logged, 'logged advantage')} where a rounding error puts such a row (for the farthest: "
         evidence += f"between {least} and {most}) and not at the centered reward, {exact} there"
     else:
@@ -288,14 +288,14 @@ def _of_siblings(run: Measured) -> Judgement:
             f"a rounding error decides the advantage of {rows} whose group members have equal rewards: {exact} or "
         )
         headline += f"up to {most}"
-        told = f": the farthest has the centered reward, {exact}, or between {least} and {most}"
+        detail = f": the farthest has the centered reward, {exact}, or between {least} and {most}"
         evidence = "the sums of these rewards round in float32, and no advantage is logged that tells which it was"
     return Judgement(
         severity=Severity.ERROR if logged else Severity.WARNING,
         confirmed=logged > 0,
         headline=headline,
         message=f"for {rows} all other rewards of the group are equal, so that their standard deviation is 0; in one "
-        "float32 pass it comes out as 0 or as a rounding error, by the order in which the processor adds" + told,
+        "float32 pass it comes out as 0 or as a rounding error, by the order in which the processor adds" + detail,
         evidence=evidence,
         advice="compute the standard deviation in two passes, and do not divide where it is 0",
         fix="loo-std:exact",

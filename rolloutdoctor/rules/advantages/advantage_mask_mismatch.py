@@ -195,7 +195,7 @@ class AdvantageMaskMismatch(TableRule):
             return False
         from rolloutdoctor.search.hypotheses.whitening import WHITENINGS
 
-        edits = [one.objective for one in WHITENINGS if one.name in names and one.objective is not None]
+        edits = [edit.objective for edit in WHITENINGS if edit.name in names and edit.objective is not None]
         return any(has_time_axis(edit(objective)) for edit in edits)
 
     def _outside(self, run: Measured) -> Judgement | None:

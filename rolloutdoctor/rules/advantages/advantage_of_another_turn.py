@@ -75,8 +75,8 @@ class AdvantageOfAnotherTurn(TableRule):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """What advantages are made of, and those that were logged."""
-        own = frozenset() if context.objective is None else advantage_columns(context.objective)
-        return own | {"advantage", "advantages", "response_mask"}
+        columns = frozenset() if context.objective is None else advantage_columns(context.objective)
+        return columns | {"advantage", "advantages", "response_mask"}
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """No advantages to look at, or none for each row."""
@@ -141,10 +141,10 @@ class AdvantageOfAnotherTurn(TableRule):
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Advantages that are neither the rows' own nor those of another turn."""
-        tested, own, known = run.table.select(pl.sum("could_show", "own_shown", "known")).row(0)
-        if tested and own == tested:
+        tested, own_shown, known_turns = run.table.select(pl.sum("could_show", "own_shown", "known")).row(0)
+        if tested and own_shown == tested:
             return None
-        if not known:
+        if not known_turns:
             return Missing("the advantages of the rows themselves are not recomputed", context.unstated)
         remedy = "give the options of the run with --set, or record the rewards of the turns"
         return Missing("the logged advantages are not those of these rows, nor of others of their trajectories", remedy)

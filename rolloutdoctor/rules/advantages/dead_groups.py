@@ -139,7 +139,9 @@ class DeadGroups(TableRule):
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of zero-variance groups, and what they cost."""
         dead, prompt, calls = pl.col("dead"), pl.col("prompt"), pl.sum("calls") > 0
-        known = {how: pl.col("has_status").any() for how in ENDED} | dict.fromkeys(("tool_failed", "uncalled"), calls)
+        is_known = {how: pl.col("has_status").any() for how in ENDED} | dict.fromkeys(
+            ("tool_failed", "uncalled"), calls
+        )
         right = pl.sum("right") / pl.sum("rows")
         by_chance = (right ** pl.col("rows") + (1 - right) ** pl.col("rows")).mean()
         return {
@@ -147,7 +149,7 @@ class DeadGroups(TableRule):
             "dead_groups": (dead.sum(), "groups"),
             "lowest_groups": (pl.sum("lowest"), "groups"),
             "highest_groups": (pl.sum("highest"), "groups"),
-            **{f"{how}_groups": (pl.when(known[how]).then((dead & pl.col(how)).sum()), "groups") for how in ENDED},
+            **{f"{how}_groups": (pl.when(is_known[how]).then((dead & pl.col(how)).sum()), "groups") for how in ENDED},
             "other_groups": (dead.sum() - pl.sum("lowest") - pl.sum("highest"), "groups"),
             "expected_share": (pl.when((pl.col("binary0") | pl.col("binary1")).all()).then(by_chance), "share"),
             "kappa": (pl.col("trained_tokens").filter(~dead).sum() / pl.sum("trained_tokens"), "1"),

@@ -84,10 +84,12 @@ class EntropySpent(TableRule):
         import torch
 
         names = {"log_prob": "old_log_probs"} | ({"entropy": "entropy"} if block.is_logged("entropy") else {})
-        found = {
-            name: block.row_sum(block.of_trained(block.column(own))) for name, own in names.items() if block.has(own)
+        sums = {
+            name: block.row_sum(block.of_trained(block.column(column)))
+            for name, column in names.items()
+            if block.has(column)
         }
-        return {name: found.get(name, torch.full_like(block.trained_n, torch.nan)) for name in self.adds}
+        return {name: sums.get(name, torch.full_like(block.trained_n, torch.nan)) for name in self.adds}
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each step, and for each of its responses with an advantage its share of the covariance."""

@@ -125,9 +125,9 @@ class LengthStarved(TableRule):
         shown = ("tokens", "lag", "oldest", "is_long", "is_open", "length_off", "lag_off")
         places = lines.select(*NAMES, *shown, "most", value=tokens)
         is_open, at_most = pl.col("is_open"), pl.col("is_long") & (pl.col("lag") == pl.col("most"))
-        found = with_places(steps, places.filter(~is_open & at_most).drop("most"), context)
-        found = pl.concat([sums, found, places.filter(is_open).drop("most")], how="diagonal_relaxed")
-        return found.sort(step, maintain_order=True)
+        frame = with_places(steps, places.filter(~is_open & at_most).drop("most"), context)
+        frame = pl.concat([sums, frame, places.filter(is_open).drop("most")], how="diagonal_relaxed")
+        return frame.sort(step, maintain_order=True)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """The sums and the responses: `dropped` are older than any that is trained, and not as long as any."""

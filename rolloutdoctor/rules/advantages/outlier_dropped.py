@@ -59,7 +59,7 @@ class OutlierDropped(TableRule):
         on = [_option(context, name) for name in (FILTER, LEAVE_ONE_OUT)]
         if context.trainer is not None and None in on:
             return "the trainer has no filter by the spread of the other responses"
-        is_off = any(one is not None and one.is_stated and not one.value for one in on)
+        is_off = any(setting is not None and setting.is_stated and not setting.value for setting in on)
         return "the options leave the filter or its leave-one-out deviation off" if is_off else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
@@ -67,7 +67,11 @@ class OutlierDropped(TableRule):
         if context.objective is None:
             return Missing("nothing says which trainer made the run, and with which options", context.unstated)
         needed = {name: _option(context, name) for name in (FILTER, LEAVE_ONE_OUT, SIZE)}
-        unknown = [name for name, one in needed.items() if one is None or not (one.is_stated or name == LEAVE_ONE_OUT)]
+        unknown = [
+            name
+            for name, setting in needed.items()
+            if setting is None or not (setting.is_stated or name == LEAVE_ONE_OUT)
+        ]
         if not unknown:
             return None
         return Missing(f"the options do not state {unknown[0]}", "pass the run's configuration with --trainer-config")
@@ -75,7 +79,7 @@ class OutlierDropped(TableRule):
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group but the last of its step; `lost` if its one other response was dropped."""
         size, reward = _option(context, SIZE), pl.col("reward")
-        whole = size.value if size is not None and isinstance(size.value, int) else None
+        full_size = size.value if size is not None and isinstance(size.value, int) else None
         groups = (
             rows.group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
@@ -87,7 +91,7 @@ class OutlierDropped(TableRule):
             )
             .filter(pl.col("row") < pl.col("row").max().over(STEP_KEY))
         )
-        return groups.with_columns(lost=pl.col("equal") & (pl.col("rows") == pl.lit(whole, pl.Int64) - 1))
+        return groups.with_columns(lost=pl.col("equal") & (pl.col("rows") == pl.lit(full_size, pl.Int64) - 1))
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """The groups."""
@@ -134,5 +138,5 @@ def _option(context: Context, name: str) -> Setting | None:
     """The setting of an option, by the last part of its name."""
     settings = {} if context.config is None else context.config.settings
     # The shortest: options of an estimator have the same last part.
-    own = min((full for full in settings if full.rpartition(".")[2] == name), key=len, default=None)
-    return None if own is None else settings[own]
+    option = min((full for full in settings if full.rpartition(".")[2] == name), key=len, default=None)
+    return None if option is None else settings[option]

@@ -95,8 +95,8 @@ class RewardContradictsAnswer(TableRule):
             .with_columns(contradicts=(equal & refused) | (~equal & paid))
         )
         share = rows.filter("contradicts").sum() / rows.filter(equal.is_not_null()).sum()
-        known = lines.filter(equal.is_not_null()).with_columns(share=share.over("function"))
-        chosen = known.sort("share", maintain_order=True)["function"].head(1)
+        checked = lines.filter(equal.is_not_null()).with_columns(share=share.over("function"))
+        chosen = checked.sort("share", maintain_order=True)["function"].head(1)
         of_chosen = lines.filter(pl.col("function").is_in(chosen.implode()))
         return of_chosen.with_columns(unexplained=equal & refused & (ever.over("form") | ~ever))
 
@@ -132,10 +132,10 @@ class RewardContradictsAnswer(TableRule):
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of contradictions."""
-        found = run.count("equal_unrewarded") + run.count("other_rewarded")
-        seen = run.count("equal") + run.count("other")
+        contradicting = run.count("equal_unrewarded") + run.count("other_rewarded")
+        compared = run.count("equal") + run.count("other")
         effect = "a share of rewards that contradict the stated answer"
-        return excluded_share(self.code, effect, found, seen, limit=self.limit, of="answers")
+        return excluded_share(self.code, effect, contradicting, compared, limit=self.limit, of="answers")
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where a share of the answers contradicts, information where some do."""
@@ -143,21 +143,27 @@ class RewardContradictsAnswer(TableRule):
         refused, unexplained, paid = (run.count(name) for name in ("equal_unrewarded", "unexplained", "other_rewarded"))
         function = run.table["function"][0]
         bare = run.table.filter(pl.col("form") % 8 == 0)
-        unstated, unstated_paid = (int(one["rows"].sum()) for one in (bare, bare.filter("paid", pl.col("scored") > 0)))
+        unstated, unstated_paid = (
+            int(frame["rows"].sum()) for frame in (bare, bare.filter("paid", pl.col("scored") > 0))
+        )
         if refused + paid < self.fewest and (unstated_paid < self.fewest or equal < self.fewest):
             return None
         is_refused = unexplained >= self.fewest and share_bound(unexplained, equal)[0] > self.share_from
         is_paid = paid >= self.fewest and share_bound(paid, other)[0] > self.share_from
         words = f"{counted(unstated_paid, 'response')} of {unstated:,} that state no answer in a known way are rewarded"
         kinds = (refused, equal, "the reference answer are not"), (paid, other, "another number are")
-        told = [f"{counted(some, 'response')} of {of:,} that state {what} rewarded" for some, of, what in kinds if some]
-        told = told if refused + paid >= self.fewest else [words]
+        clauses = [
+            f"{counted(some, 'response')} of {of:,} that state {outcome} rewarded"
+            for some, of, outcome in kinds
+            if some
+        ]
+        clauses = clauses if refused + paid >= self.fewest else [words]
         never = refused == equal and equal > 0
         explained = refused - unexplained
         return Judgement(
             severity=Severity.WARNING if is_refused or is_paid else Severity.INFO,
             confirmed=False,
-            headline=" and ".join(told),
+            headline=" and ".join(clauses),
             message=f"{function} contradicts {percent((refused + paid) / (equal + other))} of the answers"
             + ("; no right answer is ever rewarded" if never else "")
             + (f"; {counted(explained, 'right answer')} stated in a way that is never rewarded" if explained else "")

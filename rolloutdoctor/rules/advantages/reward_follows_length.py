@@ -71,8 +71,8 @@ class RewardFollowsLength(TableRule):
             )
         )
         steps = lines.select(STEP_KEY).unique(maintain_order=True)
-        whole, uncut = _centred(lines, length, group), _centred(lines.filter(~pl.col("is_cut")), length, group)
-        lines, x, y = pl.concat([whole, uncut.with_columns(is_line=False)]), pl.col("x"), pl.col("y")
+        all_lines, uncut = _centred(lines, length, group), _centred(lines.filter(~pl.col("is_cut")), length, group)
+        lines, x, y = pl.concat([all_lines, uncut.with_columns(is_line=False)]), pl.col("x"), pl.col("y")
         by_function = lines.group_by(*STEP_KEY, "function", "is_all", "is_line", maintain_order=True).agg(
             rows=pl.len(),
             varies=(x != 0).any(),
@@ -88,14 +88,14 @@ class RewardFollowsLength(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the shares of the variance that length explains."""
-        here = pl.col("is_all") & pl.col("is_line")
-        slope = pl.col("xy").filter(here).sum() / pl.col("xx").filter(here).sum()
+        is_counted = pl.col("is_all") & pl.col("is_line")
+        slope = pl.col("xy").filter(is_counted).sum() / pl.col("xx").filter(is_counted).sum()
         return {
-            "length_share": (_share(here), "share"),
+            "length_share": (_share(is_counted), "share"),
             "reward_per_100_tokens": (100 * slope, "reward"),
             "length_share_uncut": (_share(pl.col("is_all") & ~pl.col("is_line")), "share"),
-            "length_share_last": (_share(here & pl.col("is_last")), "share"),
-            "rows": (pl.col("rows").filter(here).sum(), "rows"),
+            "length_share_last": (_share(is_counted & pl.col("is_last")), "share"),
+            "rows": (pl.col("rows").filter(is_counted).sum(), "rows"),
         }
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -168,7 +168,7 @@ def _centred(lines: pl.DataFrame, length: pl.Expr, group: list[str]) -> pl.DataF
     return lines.filter(pl.len().over(group) > 1).with_columns(x=off(length), y=off(pl.col("value")))
 
 
-def _share(here: pl.Expr) -> pl.Expr:
+def _share(is_counted: pl.Expr) -> pl.Expr:
     """Squared correlation over the rows of some lines."""
-    xx, yy, xy = (pl.col(name).filter(here).sum() for name in ("xx", "yy", "xy"))
+    xx, yy, xy = (pl.col(name).filter(is_counted).sum() for name in ("xx", "yy", "xy"))
     return xy**2 / (xx * yy)

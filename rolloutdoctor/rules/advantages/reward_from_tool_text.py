@@ -77,8 +77,8 @@ class RewardFromToolText(TableRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Look at responses of several turns, and at the function that pays most for what the model wrote."""
         lines = of_two_scores(run.rows).filter(pl.col("place") > 0)
-        told = (_paid_at(IN_MODEL).fill_nan(0) - _paid_at(NOWHERE).fill_nan(0)).over("function")
-        chosen = lines.with_columns(told=told).sort("told", descending=True, maintain_order=True)["function"].head(1)
+        gap = (_paid_at(IN_MODEL).fill_nan(0) - _paid_at(NOWHERE).fill_nan(0)).over("function")
+        chosen = lines.with_columns(told=gap).sort("told", descending=True, maintain_order=True)["function"].head(1)
         return lines.filter(pl.col("function").is_in(chosen.implode()))
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -111,30 +111,30 @@ class RewardFromToolText(TableRule):
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of such responses that are rewarded."""
-        found, seen = run.count("tool_only_rewarded"), run.count("tool_only")
+        paid, cases = run.count("tool_only_rewarded"), run.count("tool_only")
         return excluded_share(
             self.code,
             "a rewarded share of the responses with the answer in a tool's text alone",
-            found,
-            seen,
+            paid,
+            cases,
             limit=self.share_from,
             of="such responses",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where a share of them is rewarded."""
-        found, seen = run.count("tool_only_rewarded"), run.count("tool_only")
-        if found < self.fewest:
+        paid, cases = run.count("tool_only_rewarded"), run.count("tool_only")
+        if paid < self.fewest:
             return None
-        low, nowhere = share_bound(found, seen)[0], run["nowhere_rewarded_share"]
+        low, nowhere = share_bound(paid, cases)[0], run["nowhere_rewarded_share"]
         is_for_answers = bool(run["in_model_rewarded_share"])
         return Judgement(
             severity=Severity.WARNING
             if is_for_answers and low > max(self.share_from, nowhere or 0.0)
             else Severity.INFO,
             confirmed=False,
-            headline=f"{counted(found, 'response')} of {seen:,} with the answer in a tool's text alone are rewarded",
-            message=f"{run.table['function'][0]} is the higher one in {percent(found / seen)} of them, in "
+            headline=f"{counted(paid, 'response')} of {cases:,} with the answer in a tool's text alone are rewarded",
+            message=f"{run.table['function'][0]} is the higher one in {percent(paid / cases)} of them, in "
             f"{percent(run['in_model_rewarded_share'])} of those in which the model wrote the answer, and in "
             f"{percent(nowhere)} of those without it",
             evidence="texts of response and ground_truth; the same answer without a common word looks the same",

@@ -93,14 +93,14 @@ class RewardNotAFunction(TableRule):
         `at_group` is a copy of a response of the group; those of no copy are compared with those of other groups.
         """
         is_there, part = pl.col("response") != 0, (*STEP_KEY, "trajectory_id")
-        whole = pl.col("trajectory_id").is_null() | (pl.len().over(part) == 1)
+        is_whole = pl.col("trajectory_id").is_null() | (pl.len().over(part) == 1)
         named = [name for name in rows.columns if name.startswith("rewards/")] or ["reward"]
         index = [*STEP_KEY, "row", "group", "group_id", "sample_id", "prompt", "response"]
         value, at_group, of_step = pl.col("value"), pl.col("at_group"), [*STEP_KEY, "function"]
         group, kind = [*STEP_KEY, "group", "function"], [*STEP_KEY, "group", "function", "response"]
         size, centred = pl.len().over(group), (value - value.mean().over(group)) ** 2
         lines = (
-            rows.filter(is_there & whole)
+            rows.filter(is_there & is_whole)
             .unpivot(named, index=index, variable_name="function")
             .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"))
             .filter(value.is_finite())
@@ -114,8 +114,8 @@ class RewardNotAFunction(TableRule):
         equal = copies.filter(pl.col("apart") == 0).group_by(of_step, maintain_order=True)
         sums = equal.agg(equal=pl.len(), equal_chance=chance.sum(), equal_squares=(chance**2).sum())
         first = lines.filter(~at_group, pl.col("prompt") != 0)
-        found = pl.concat([ranges, sums, copies.filter(pl.col("apart") > 0), first], how="diagonal")
-        return found.sort(STEP_KEY, maintain_order=True)
+        joined = pl.concat([ranges, sums, copies.filter(pl.col("apart") > 0), first], how="diagonal")
+        return joined.sort(STEP_KEY, maintain_order=True)
 
     def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
         """Follow the first responses of the smallest hashes."""
@@ -129,13 +129,13 @@ class RewardNotAFunction(TableRule):
         ranges = run.rows.group_by("function").agg(range=pl.max("high") - pl.min("low")).filter(pl.col("range") > 0)
         lines = run.rows.join(ranges, on="function", how="inner", maintain_order="left")
         across = _with_before(lines.filter(~at_group), ["prompt", "response", "function"])
-        found = pl.concat(
+        joined = pl.concat(
             [lines.filter(at_group.fill_null(value=False) | (pl.col("equal") > 0)), across], how="diagonal"
         )
         differing = differs.sum().over("function")
         is_off = (pl.col("apart") > (self.rounding * pl.col("range")) ** 2).fill_null(value=False)
         return (
-            found.with_columns(differs=is_off)
+            joined.with_columns(differs=is_off)
             .with_columns(most=(differing * 2 - (differs & ~at_group).sum().over("function")))
             .sort(pl.col("most"), function, *STEP_KEY, "row", descending=[True, False, False, False, False])
             .with_columns(chosen=function == function.first())
@@ -173,12 +173,12 @@ class RewardNotAFunction(TableRule):
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of copies with another reward."""
-        seen = run.count("copies") + run.count("copies_elsewhere")
+        copies = run.count("copies") + run.count("copies_elsewhere")
         return excluded_share(
             self.code,
             "a share of equal responses with another reward",
             0,
-            seen,
+            copies,
             limit=self.limit,
             of="repeated responses",
         )
@@ -197,21 +197,21 @@ class RewardNotAFunction(TableRule):
         total, squares = total - self.warn_above * equal, squares + self.warn_above**2 * squares_of_equal
         is_noise = inside >= self.fewest and (ratio(total, sqrt(squares)) or 0.0) >= self.errors
         if inside:
-            told = f"{counted(inside, 'response')} of {run.count('copies'):,} that repeat another in their group"
+            repeated = f"{counted(inside, 'response')} of {run.count('copies'):,} that repeat another in their group"
             message = f"noise is {noise} of the squared differences of {function} within groups"
             evidence = "equal responses; the file does not say whether the reward is noisy by design or of another row"
             advice = "score the responses listed once more: if their rewards change, make the reward deterministic or "
             advice += "average several verdicts; if not, look at how rewards are joined to rows"
         else:
             copies = run.count("copies_elsewhere")
-            told = f"{counted(elsewhere, 'response')} of {copies:,} that recur in another group or step"
+            repeated = f"{counted(elsewhere, 'response')} of {copies:,} that recur in another group or step"
             message = "equal responses of one group have equal rewards"
             evidence = "a schedule, a reward relative to its group, or another reference answer looks the same"
             advice = "keep it if the reward is meant to change between steps or groups"
         return Judgement(
             severity=Severity.WARNING if is_noise else Severity.INFO,
             confirmed=False,
-            headline=f"{told} have another {function}"
+            headline=f"{repeated} have another {function}"
             + (f": {noise} of its differences are noise" if is_noise else ""),
             message=message + (f"; {', '.join(others)} differ, too" if others else ""),
             evidence=evidence,

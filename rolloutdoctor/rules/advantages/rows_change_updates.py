@@ -56,8 +56,8 @@ class RowsChangeUpdates(TableRule):
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Return the numbers of trajectories, rows and updates of each step."""
-        known = rows.filter(pl.col("trajectory_id") >= 0, pl.col("optim_step_id") >= 0)
-        return known.group_by(STEP_KEY, maintain_order=True).agg(
+        updated = rows.filter(pl.col("trajectory_id") >= 0, pl.col("optim_step_id") >= 0)
+        return updated.group_by(STEP_KEY, maintain_order=True).agg(
             pl.first("sample_id"),
             trajectories=pl.n_unique("trajectory_id"),
             updates=pl.n_unique("optim_step_id"),

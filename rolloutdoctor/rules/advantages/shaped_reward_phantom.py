@@ -131,15 +131,15 @@ class ShapedRewardPhantom(TableRule):
         of_step = pl.col("step").n_unique() == 1
         outcome = pl.when(of_step).then("outcome_in_step").otherwise("outcome_in_run")
         names = ("shaped", "groups", "failed", "shaped_mass", "mass", "squares", "lengths", "products")
-        shaped, groups, failed, mass, whole, squares, lengths, products = (
+        shaped, groups, failed, mass, total_mass, squares, lengths, products = (
             pl.col(name).filter(outcome).sum() for name in names
         )
-        known = pl.when(outcome.any())
+        when_known = pl.when(outcome.any())
         return {
-            "groups": (known.then(shaped), "groups"),
-            "groups_share": (known.then(shaped / groups), "share"),
-            "failed_groups": (known.then(failed), "groups"),
-            "advantage_mass_share": (mass / whole, "share"),
+            "groups": (when_known.then(shaped), "groups"),
+            "groups_share": (when_known.then(shaped / groups), "share"),
+            "failed_groups": (when_known.then(failed), "groups"),
+            "advantage_mass_share": (mass / total_mass, "share"),
             "length_correlation": (products / (squares.sqrt() * lengths.sqrt()), "1"),
         }
 
@@ -169,7 +169,7 @@ class ShapedRewardPhantom(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning from a quarter of the absolute advantage in groups of failures on, else information."""
         of_outcome = run.table.filter("outcome_in_run")
-        shaped, all_groups, mass, failed, whole = of_outcome.select(
+        shaped, all_groups, mass, failed, total = of_outcome.select(
             pl.sum("shaped", "groups", "shaped_mass", "failed_mass", "mass")
         ).row(0)
         if not mass:
@@ -178,7 +178,7 @@ class ShapedRewardPhantom(TableRule):
         share, slope = percent(run["advantage_mass_share"]), run["length_correlation"]
         direction = "" if slope is None else f"; longer responses {'gain' if slope > 0 else 'lose'} there"
         return Judgement(
-            severity=Severity.WARNING if failed >= self.warn_above * whole else Severity.INFO,
+            severity=Severity.WARNING if failed >= self.warn_above * total else Severity.INFO,
             confirmed=bool(of_outcome["is_logged"].all()),
             headline=(
                 f"in {groups} all responses have the same {name}; the other rewards alone make {share} of the "

@@ -66,11 +66,11 @@ class TrajectoryWeight(TableRule):
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each trained trajectory; its weight is a share of the step's."""
-        own = pl.col("weight") * pl.col("trained_tokens")
+        mass = pl.col("weight") * pl.col("trained_tokens")
         trajectory = pl.when(pl.col("trajectory_id") >= 0).then("trajectory_id")
         rows = (
-            rows.filter(pl.col("trained_tokens") > 0, own.is_finite(), own > 0)
-            .with_columns(own=own, trajectory=pl.coalesce(trajectory, -1 - pl.int_range(pl.len())))
+            rows.filter(pl.col("trained_tokens") > 0, mass.is_finite(), mass > 0)
+            .with_columns(own=mass, trajectory=pl.coalesce(trajectory, -1 - pl.int_range(pl.len())))
             .with_columns(
                 is_even=(pl.max("own") - pl.min("own")).over(STEP_KEY) <= ROUNDING * pl.max("own").over(STEP_KEY)
             )

@@ -57,6 +57,6 @@ class WhiteningOverPadding(KnownFaultRule):
         from rolloutdoctor.search.hypotheses.whitening import WHITENINGS
 
         objective = context.objective
-        if objective is None or self._concerned(context) or any(one.applies(objective) for one in WHITENINGS):
+        if objective is None or self._concerned(context) or any(edit.applies(objective) for edit in WHITENINGS):
             return None
         return "the advantages are not whitened"

@@ -55,8 +55,8 @@ class ClipSaturation(NumbersRule):
         values = series(run, "clip_fraction")
         if not len(values) or float(values.min()) <= self.many:
             return None
-        found = self.judge_log(run, context)
-        return None if found is None else replace(found, remark=found.headline)
+        judgement = self.judge_log(run, context)
+        return None if judgement is None else replace(judgement, remark=judgement.headline)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the last third."""

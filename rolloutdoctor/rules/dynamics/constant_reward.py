@@ -60,11 +60,11 @@ class ConstantReward(NumbersRule):
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Also those of each function."""
-        return super().metrics(context).union(*(filter(None, own) for own in functions_of(context).values()))
+        return super().metrics(context).union(*(filter(None, metrics) for metrics in functions_of(context).values()))
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """With a column for each metric of a function."""
-        names = {name for own in functions_of(context).values() for name in own if name is not None}
+        names = {name for metrics in functions_of(context).values() for name in metrics if name is not None}
         table = super().table(run, context)
         return table.join(run.by_step(*names), on=STEP_KEY, how="left", maintain_order="left") if names else table
 
@@ -153,13 +153,13 @@ class ConstantReward(NumbersRule):
 
     def _of_functions(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the functions of a reward that changes."""
-        found = sorted(
-            constant_functions(run.table, context, self.fewest), key=lambda one: (one.solved, one.since, one.name)
+        constant = sorted(
+            constant_functions(run.table, context, self.fewest), key=lambda term: (term.solved, term.since, term.name)
         )
-        if not found:
+        if not constant:
             return None
-        first, same = found[0], [one for one in found if one.solved == found[0].solved]
-        words = "; ".join(one.words for one in same)
+        first, same = constant[0], [function for function in constant if function.solved == constant[0].solved]
+        words = "; ".join(function.words for function in same)
         return Judgement(
             severity=Severity.INFO if first.solved else Severity.WARNING,
             confirmed=first.proved,

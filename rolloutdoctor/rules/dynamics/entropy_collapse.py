@@ -78,19 +78,19 @@ class EntropyCollapse(NumbersRule):
         onset = step_at(run, change.at)
         reward = levels(run, "reward")
         moved = 0 if reward is None or reward.errors < 4 else (1 if reward.change > 0 else -1)
-        told = "No reward was logged beside it"
+        reward_words = "No reward was logged beside it"
         if reward is not None:
             direction = {1: "rose meanwhile", 0: "did not rise meanwhile", -1: "fell with it"}[moved]
-            told = f"The reward {direction}, {from_to(reward.first, reward.last)}"
+            reward_words = f"The reward {direction}, {from_to(reward.first, reward.last)}"
         spread = levels(run, "zero_variance_share")
         if moved > 0 and fell and spread is not None and spread.last == 1:
-            moved, told = 0, f"{told}, and by then every group is zero-variance"
-        what = change.words(*(("collapsed", "fell") if fell else ("exploded", "rose")), onset)
+            moved, reward_words = 0, f"{reward_words}, and by then every group is zero-variance"
+        change_words = change.words(*(("collapsed", "fell") if fell else ("exploded", "rose")), onset)
         return Judgement(
             severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
             confirmed=True,
-            headline=(words := f"entropy {what}: {from_to(level.first, level.last)} nats"),
-            message=f"The entropy {what}, {from_to(level.first, level.last)} nats. {told}.",
+            headline=(words := f"entropy {change_words}: {from_to(level.first, level.last)} nats"),
+            message=f"The entropy {change_words}, {from_to(level.first, level.last)} nats. {reward_words}.",
             evidence=f"medians over the first and the last {level.count} of {len(values)} logged steps",
             advice=(
                 f"{go_back(run, onset)}; lower {own_name(context, 'the learning rate')}, raise "
@@ -119,7 +119,7 @@ class EntropyCollapse(NumbersRule):
             return None
         at = crossing(series(run, "entropy"), (level.first + level.last) / 2, below=False)
         onset = step_at(run, count - 1 if at is None else at)
-        told = (
+        clause = (
             ""
             if reward is None
             else f", while the reward {'fell' if moved < 0 else 'went'} {from_to(reward.first, reward.last)}"
@@ -127,8 +127,8 @@ class EntropyCollapse(NumbersRule):
         return Judgement(
             severity=Severity.WARNING if moved < 0 else Severity.INFO,
             confirmed=True,
-            headline=f"the entropy rose {from_to(level.first, level.last)} nats{told}",
-            message=f"The entropy rose {from_to(level.first, level.last)} nats{told}; half of it by step {onset}.",
+            headline=f"the entropy rose {from_to(level.first, level.last)} nats{clause}",
+            message=f"The entropy rose {from_to(level.first, level.last)} nats{clause}; half of it by step {onset}.",
             evidence=f"medians over the first and the last {level.count} of {count} logged steps",
             advice="lower the entropy bonus or the learning rate, and check the sign of the entropy term",
             measures={

@@ -67,11 +67,11 @@ class GradientSpike(NumbersRule):
         top = float(values.max())
         is_frequent = len(spikes) > self.frequent * len(values)
         others = f", then {', '.join(map(str, largest[1:]))}" if len(largest) > 1 else ""
-        told = f"{number(top)}, {number(top / median)} times the median"
+        size = f"{number(top)}, {number(top / median)} times the median"
         return Judgement(
             severity=Severity.INFO if is_frequent or is_passing(values, values > limit) else Severity.WARNING,
             confirmed=False,
-            headline=f"gradient-norm spike at step {largest[0]}: {told}",
+            headline=f"gradient-norm spike at step {largest[0]}: {size}",
             message=(
                 f"{counted(len(spikes), 'step')} of {len(values):,} have a gradient norm above {number(limit)}: step "
                 f"{largest[0]}{others}. The median is {number(median)}."

@@ -71,8 +71,8 @@ class KlNotHeld(NumbersRule):
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Read the coefficient, and compare both ends."""
-        if (found := negative_kl(run, context)) is not None:
-            return found
+        if (judgement := negative_kl(run, context)) is not None:
+            return judgement
         if not self._has_vanished(run):
             return None
         kl, norms = ends(series(run, "kl")), ends(series(run, "grad_norm"))

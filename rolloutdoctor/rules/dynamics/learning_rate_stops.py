@@ -57,8 +57,8 @@ class LearningRateStops(NumbersRule):
     def _are_printed(self, rates: Collection[float]) -> bool:
         """Tell rates with as many decimals as a console prints (``0.00000004``), of which some have one digit."""
         return len(rates) >= self.fewest_rates and any(
-            min(rates) < 10.0 ** (1 - kept) and all(round(rate, kept) == rate for rate in rates)
-            for kept in self.decimals
+            min(rates) < 10.0 ** (1 - places) and all(round(rate, places) == rate for rate in rates)
+            for places in self.decimals
         )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:

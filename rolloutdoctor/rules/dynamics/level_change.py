@@ -57,8 +57,8 @@ class LevelChange(NumbersRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log with neither."""
-        known = context.quantities
-        either = "response_length" in known or "grad_norm" in known
+        quantities = context.quantities
+        either = "response_length" in quantities or "grad_norm" in quantities
         return None if either else not_logged(context, "response_length", "grad_norm")
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -78,17 +78,19 @@ class LevelChange(NumbersRule):
             level = ends(values)
             if not self._changed(level, below=below):
                 continue
-            known = np.flatnonzero(np.isfinite(series(run, name)))
+            places = np.flatnonzero(np.isfinite(series(run, name)))
             # A line far from the others late in the run is none of the change.
             medians, middle = smoothed(values, level.count), (max(level.first, 1e-9) * max(level.last, 1e-9)) ** 0.5
             change = shift(medians, level.first, level.last, middle, level.noise)
-            onset = step_at(run, int(known[change.at]))
+            onset = step_at(run, int(places[change.at]))
             way = "fell" if below else "rose"
-            what = change.words(f"{way} for good", way, onset)
+            change_words = change.words(f"{way} for good", way, onset)
             reward = levels(run, "reward")
             rose = reward is not None and reward.change > 0 and reward.errors > self.errors
             cut = levels(run, "truncated_share") if below else None
-            return self._judgement(name, what, level, onset, rose=rose, cut=cut, context=context, count=len(values))
+            return self._judgement(
+                name, change_words, level, onset, rose=rose, cut=cut, context=context, count=len(values)
+            )
         lengths = logged(run, "response_length")
         if "truncated_share" in context.quantities or lengths is None or len(lengths) < self.fewest:
             return None
@@ -102,7 +104,7 @@ class LevelChange(NumbersRule):
     def _judgement(
         self,
         name: str,
-        what: str,
+        change_words: str,
         level: Ends,
         onset: int,
         *,
@@ -118,7 +120,7 @@ class LevelChange(NumbersRule):
             f"{own_name(context, 'the learning rate')}",
         }
         unit = " tokens" if name == "response_length" else ""
-        words = f"the {title} {what}: {from_to(level.first, level.last)}{unit}"
+        words = f"the {title} {change_words}: {from_to(level.first, level.last)}{unit}"
         return Judgement(
             severity=Severity.INFO if rose else Severity.WARNING,
             confirmed=True,

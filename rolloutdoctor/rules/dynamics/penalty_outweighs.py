@@ -51,8 +51,8 @@ class PenaltyOutweighs(NumbersRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without the rewards, or in which one metric stands for both."""
-        known, missing = context.quantities, super().unavailable_reason(context)
-        if missing is not None or known["reward"][0] != known["penalised_reward"][0]:
+        quantities, missing = context.quantities, super().unavailable_reason(context)
+        if missing is not None or quantities["reward"][0] != quantities["penalised_reward"][0]:
             return missing
         return Missing("the log has no reward before the KL penalty", logs_remedy())
 

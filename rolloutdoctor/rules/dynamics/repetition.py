@@ -136,25 +136,25 @@ class Repetition(TableRule):
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of looping responses."""
-        found, seen = run.count("looping"), run.count("responses")
+        loops, rows = run.count("looping"), run.count("responses")
         return excluded_share(
-            self.code, "a share of looping responses", found, seen, limit=self.warn_above, of="responses of 128 tokens"
+            self.code, "a share of looping responses", loops, rows, limit=self.warn_above, of="responses of 128 tokens"
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information, and a warning where many responses loop at the end or are rewarded for it."""
-        found, share, last = run.count("looping"), run["looping_share"] or 0.0, run["looping_share_last"] or 0.0
-        if found < self.fewest_looping or share < self.info_above:
+        loops, share, last = run.count("looping"), run["looping_share"] or 0.0, run["looping_share_last"] or 0.0
+        if loops < self.fewest_looping or share < self.info_above:
             return None
         mean, compared = run["reward_difference"] or 0.0, int(run.table["compared"].sum())
         error = pooled_error(run.table, mean)
         is_paid = compared >= self.fewest and mean > 0 and (error == 0 or (ratio(mean, error) or 0.0) >= self.errors)
-        is_many = last >= self.warn_above and found >= self.fewest
+        is_many = last >= self.warn_above and loops >= self.fewest
         cut = run["truncated_share"]
         is_cut = (cut or 0.0) > self.cut_from
         is_fault = (is_paid or is_many) and (is_cut or self._grew(run.table))
-        told = [f"their reward is {number(mean)} from that of their groups"] if compared else []
-        told += [f"{percent(cut)} of them are cut off"] if cut is not None else []
+        more = [f"their reward is {number(mean)} from that of their groups"] if compared else []
+        more += [f"{percent(cut)} of them are cut off"] if cut is not None else []
         advice = "read the responses listed; "
         if is_paid:
             advice += "score a response that repeats itself as wrong: the reward pays for it"
@@ -167,7 +167,7 @@ class Repetition(TableRule):
             confirmed=is_cut or not is_fault,
             headline=f"{percent(share)} of {counted(run.count('responses'), 'long response')} repeat themselves, "
             f"{percent(last)} in the last quarter of the steps" + (", and are rewarded for it" if is_paid else ""),
-            message="; ".join([f"in {counted(found, 'response')} half of the 16-grams or more occurred before", *told]),
+            message="; ".join([f"in {counted(loops, 'response')} half of the 16-grams or more occurred before", *more]),
             evidence="token ids of trained tokens",
             advice=advice,
         )

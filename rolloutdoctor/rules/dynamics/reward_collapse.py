@@ -115,9 +115,9 @@ class RewardCollapse(NumbersRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the best: of the reward, else of the accuracy."""
         rewards, accuracies = where_logged(run, "reward"), where_logged(run, "accuracy")
-        found = self.judge_log(rewards, context) if len(rewards.table) >= self.fewest else None
-        if found is not None or len(accuracies.table) < self.fewest_evaluations:
-            return found
+        judgement = self.judge_log(rewards, context) if len(rewards.table) >= self.fewest else None
+        if judgement is not None or len(accuracies.table) < self.fewest_evaluations:
+            return judgement
         fall = self._fall(accuracies, "accuracy") or lost_at_once(accuracies, self.errors, self.most)
         return fall or lost_since_start(accuracies, self.errors, self.quarter, self.steady)
 
@@ -151,12 +151,12 @@ class RewardCollapse(NumbersRule):
         drop = shift(medians[top:], best, last, (best + last) / 2, level.noise, values[top:])
         drop = drop if drop.is_steady else replace(drop, at=leaves(values[top:], best, last))
         onset = step_at(run, top + drop.at)
-        what = drop.words("collapsed", "fell", onset)
+        change_words = drop.words("collapsed", "fell", onset)
         return Judgement(
             severity=Severity.ERROR if last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
-            headline=f"{name} {what}: {from_to(best, last)}",
-            message=f"The {name} {what}, from {number(best)} (step {step_at(run, top)}) to {number(last)}.",
+            headline=f"{name} {change_words}: {from_to(best, last)}",
+            message=f"The {name} {change_words}, from {number(best)} (step {step_at(run, top)}) to {number(last)}.",
             evidence=f"more than {self.errors_of_fifths:g} standard errors between means of a fifth of the steps"
             if slow
             else f"{number(sure / error) if error else 'many'} standard errors over {counted(level.count, 'step')}",

@@ -104,15 +104,15 @@ class RewardNotMoved(NumbersRule):
         if RewardCollapse().judge_log(run, context) is not None:
             return None
         low, high = change - self.errors * error, change + self.errors * error
-        beside = self._standing_still(run)
+        remark = self._standing_still(run)
         went = "did not rise" if change < -self.errors_of_fall * error else "has not moved"
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
             headline=f"the reward {went}: {number(first)} in the first third, "
-            f"{number(last)} in the last (change of {low:+.2g} to {high:+.2g}){beside}",
+            f"{number(last)} in the last (change of {low:+.2g} to {high:+.2g}){remark}",
             message=f"The mean reward changed by {change:+.2g} ({low:+.2g} to {high:+.2g} within two standard "
-            f"errors){beside}.",
+            f"errors){remark}.",
             evidence=f"{counted(len(values) // 3, 'logged step')} at either end",
             advice="train longer or sample more responses a step before you judge; look at the learning rate and the "
             "share of zero-variance groups",
@@ -129,10 +129,10 @@ class RewardNotMoved(NumbersRule):
         if len(values) < self.fewest_still:
             return None
         first, last, change, error = thirds(values)
-        found = self._small_kl(run) or self._small_rates(run, context)
-        if found is None or values.max() == values.min() or abs(change) > self.errors_of_still * error:
+        cause = self._small_kl(run) or self._small_rates(run, context)
+        if cause is None or values.max() == values.min() or abs(change) > self.errors_of_still * error:
             return None
-        why, measures = found
+        why, measures = cause
         low, high = change - self.errors * error, change + self.errors * error
         rewards = (
             f"{number(first)} in the first third, {number(last)} in the last (change of {low:+.2g} to {high:+.2g})"

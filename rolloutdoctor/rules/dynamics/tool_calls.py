@@ -89,14 +89,14 @@ class ToolCalls(NumbersRule):
         )
 
 
-def _judged(run: Measured, since: int, headline: str, what: str, advice: str) -> Judgement:
+def _judged(run: Measured, since: int, headline: str, sentence: str, advice: str) -> Judgement:
     """Return a warning about the last lines of the log."""
     onset, lines = step_at(run, since), counted(len(run.table) - since, "logged step")
     return Judgement(
         severity=Severity.WARNING,
         confirmed=True,
         headline=headline,
-        message=f"In {lines}, from step {onset} on, {what}.",
+        message=f"In {lines}, from step {onset} on, {sentence}.",
         evidence="the logged tool calls, and the share of them that failed",
         advice=advice,
         measures={"onset": Measure(onset, "step")},

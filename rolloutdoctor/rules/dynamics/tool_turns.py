@@ -113,27 +113,27 @@ class ToolTurns(TableRule):
         since = ending(turns == 0, self.lasting, self.chance)
         # Of a run with calls there is a step before it.
         if since:
-            what, before = (
+            subject, before = (
                 "no response has a turn of a tool",
                 f": {number(float(calls[:since].sum() / since))} each before",
             )
             advice = "check the chat template, the parser of calls, and whether responses without a call earn more"
-            return self._judged(run, since, what, before, advice)
+            return self._judged(run, since, subject, before, advice)
         since = ending((failed >= self.failing * turns) & (turns > 0), self.lasting, self.chance)
         if since is None:
             return None
-        what = f"{percent(float(failed[since:].sum() / turns[since:].sum()))} of the calls of tools fail"
+        subject = f"{percent(float(failed[since:].sum() / turns[since:].sum()))} of the calls of tools fail"
         return self._judged(
-            run, since, what, "", "check the service behind the tool, and leave failed rollouts out of the baseline"
+            run, since, subject, "", "check the service behind the tool, and leave failed rollouts out of the baseline"
         )
 
-    def _judged(self, run: Measured, since: int, what: str, before: str, advice: str) -> Judgement:
+    def _judged(self, run: Measured, since: int, subject: str, before: str, advice: str) -> Judgement:
         onset, steps = int(run.table["step"][since]), counted(len(run.table) - since, "step")
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
-            headline=f"{what} from step {onset} on{before}" if since else f"{what} in all of {steps}",
-            message=f"{what[0].upper()}{what[1:]}, in {steps} from step {onset} on.",
+            headline=f"{subject} from step {onset} on{before}" if since else f"{subject} in all of {steps}",
+            message=f"{subject[0].upper()}{subject[1:]}, in {steps} from step {onset} on.",
             evidence="the turns of the responses",
             advice=f"read responses of step {onset}; {advice}",
             measures={"onset": Measure(onset, "step")},

@@ -51,8 +51,8 @@ class TurnCap(NumbersRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """A trainer of several turns logs the share, or both ends of their number."""
-        known = context.quantities.keys()
-        either = "turn_cap_share" in known or {"turns_min", "turns_max"} <= known
+        quantities = context.quantities.keys()
+        either = "turn_cap_share" in quantities or {"turns_min", "turns_max"} <= quantities
         return None if either else NO_SUCH_METRIC
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
@@ -71,20 +71,20 @@ class TurnCap(NumbersRule):
         return _judged(run, since, f"every trajectory takes {number(float(most))} turns", is_fixed=is_fixed)
 
 
-def _judged(run: Measured, since: int, what: str, *, is_fixed: bool = False) -> Judgement:
+def _judged(run: Measured, since: int, subject: str, *, is_fixed: bool = False) -> Judgement:
     lines = counted(len(run.table) - since, "logged step")
     return judged_at_cap(
-        step_at(run, since), lines, what, "the logged numbers of turns", whole=not since, fixed=is_fixed
+        step_at(run, since), lines, subject, "the logged numbers of turns", whole=not since, fixed=is_fixed
     )
 
 
-def judged_at_cap(onset: int, lines: str, what: str, evidence: str, *, whole: bool, fixed: bool) -> Judgement:
+def judged_at_cap(onset: int, lines: str, subject: str, evidence: str, *, whole: bool, fixed: bool) -> Judgement:
     """Say since when; a number of turns that is fixed throughout may be the environment's.
 
     Args:
         onset: step from which on it is so.
         lines: how many steps that are, in words.
-        what: what is so.
+        subject: what is so.
         evidence: what shows it.
         whole: it is so in the whole run.
         fixed: the number of turns never was another one.
@@ -92,8 +92,8 @@ def judged_at_cap(onset: int, lines: str, what: str, evidence: str, *, whole: bo
     return Judgement(
         severity=Severity.INFO if fixed else Severity.WARNING,
         confirmed=True,
-        headline=f"{what} in all of {lines}" if whole else f"{what} from step {onset} on",
-        message=f"{what[0].upper()}{what[1:]}, in {lines} from step {onset} on.",
+        headline=f"{subject} in all of {lines}" if whole else f"{subject} from step {onset} on",
+        message=f"{subject[0].upper()}{subject[1:]}, in {lines} from step {onset} on.",
         evidence=evidence,
         advice=(
             f"read trajectories of step {onset}: look for calls that are repeated and answers that do not end the "

@@ -64,9 +64,11 @@ class TurnsAtCap(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step: its trajectories, and the least and largest number of turns of these."""
-        own = run.turns.filter(~pl.col("derived"), pl.col("author") == "model", pl.col("stop") > pl.col("start"))
+        model_turns = run.turns.filter(
+            ~pl.col("derived"), pl.col("author") == "model", pl.col("stop") > pl.col("start")
+        )
         trajectory = pl.coalesce("trajectory_id", -1 - pl.col("row"))
-        trajectories = own.group_by(*STEP_KEY, trajectory.alias("trajectory")).agg(turns=pl.len())
+        trajectories = model_turns.group_by(*STEP_KEY, trajectory.alias("trajectory")).agg(turns=pl.len())
         most = pl.max("turns").over(pl.lit(1))
         return (
             trajectories.with_columns(most=most)
@@ -117,6 +119,6 @@ class TurnsAtCap(TableRule):
         most = int(table["most"][0])
         is_fixed = not since or most <= ONE_CALL or bool((table["low"][:since] == table["high"][:since]).all())
         onset, steps = int(table["step"][since]), counted(len(table) - since, "step")
-        what = f"every trajectory takes {number(float(most))} turns"
+        subject = f"every trajectory takes {number(float(most))} turns"
         evidence = "the turns of the model in each trajectory"
-        return judged_at_cap(onset, steps, what, evidence, whole=not since, fixed=is_fixed)
+        return judged_at_cap(onset, steps, subject, evidence, whole=not since, fixed=is_fixed)

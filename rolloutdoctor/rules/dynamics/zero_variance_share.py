@@ -79,14 +79,14 @@ class ZeroVarianceShare(NumbersRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """With a share of at least 1 or 0 where a deviation of exactly 0, or above, is all that is logged."""
-        known = pl.col("zero_variance_share")
+        logged_share = pl.col("zero_variance_share")
         spread = pl.col("reward_std").fill_nan(None)
         is_exact = pl.lit(not is_rounded(context, "reward_std", coarse=1e-5))
         proved = (spread == 0) & (is_exact | (spread.filter(spread > 0).min() > self.distinct).fill_null(value=False))
-        share = pl.coalesce(known, proved.cast(pl.Float64))
+        share = pl.coalesce(logged_share, proved.cast(pl.Float64))
         return (
             by_step(run, context, (*self.about, *self.beside))
-            .with_columns(zero_variance_share=share, is_least=known.is_null(), lines=pl.len())
+            .with_columns(zero_variance_share=share, is_least=logged_share.is_null(), lines=pl.len())
             .filter(pl.col("zero_variance_share").is_finite())
             .sort("step")
         )

@@ -64,30 +64,30 @@ class AggregationByMicroBatch(KnownFaultRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Tell whether the step has several micro-batches, or does not say, and what tells the fix apart."""
-        told = super().measure_step(step)
+        measures = super().measure_step(step)
         micro_N = step.batch.per_row.get("micro_batch_id")
         rank_N = step.batch.per_row.get("rank")
         columns = [column for column in (micro_N, rank_N) if column is not None]
         several = micro_N is None or any(bool((column != column[:1]).any()) for column in columns)
         micros = len(step.batch) and micro_N is not None and step.evaluation is not None and step.evaluation.tokens
         if not micros:
-            return {**told, "occurs": len(step.batch) > 0 and several}
+            return {**measures, "occurs": len(step.batch) > 0 and several}
         layout = micros.layout
-        return {**told, "occurs": several, "divided_by": float((layout.micros_N / layout.ranks_N).mean())}
+        return {**measures, "occurs": several, "divided_by": float((layout.micros_N / layout.ranks_N).mean())}
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """Judge as its base does; what an older release does, and nothing states the release, is a warning."""
-        found, config = super().judge(run, context), context.config
-        if found is None or found.cause is None or config is None or config.is_release or context.trainer is None:
-            return found
+        fault, config = super().judge(run, context), context.config
+        if fault is None or fault.cause is None or config is None or config.is_release or context.trainer is None:
+            return fault
         why = context.trainer.release_decides(config)
-        return replace(found, severity=Severity.WARNING, message=f"{found.message}; {why}") if why else found
+        return replace(fault, severity=Severity.WARNING, message=f"{fault.message}; {why}") if why else fault
 
     def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """A warning where the aggregation divides by the number of micro-batches on top of all tokens."""
         mode = "" if context.objective is None else context.objective.aggregation.mode
-        found = run.run.metrics.filter(pl.col("metric") == "divided_by")["logged"]
-        times = float(found.mean()) if len(found) else 1.0  # type: ignore[arg-type]  # of floats
+        divisors = run.run.metrics.filter(pl.col("metric") == "divided_by")["logged"]
+        times = float(divisors.mean()) if len(divisors) else 1.0  # type: ignore[arg-type]  # of floats
         if mode != "generation-token-mean-over-micro-batches" or times <= 1:
             return None
         return Judgement(

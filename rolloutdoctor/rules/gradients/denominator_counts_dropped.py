@@ -56,7 +56,7 @@ class DenominatorCountsDropped(KnownFaultRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Tell whether rejection masked a token of the step, and what tells the fixes apart."""
-        batch, told = step.batch, super().measure_step(step)
+        batch, measures = step.batch, super().measure_step(step)
         if not {"response_mask", "response_mask_pre"} <= batch.per_token.keys():
-            return {**told, "occurs": len(batch) > 0}
-        return {**told, "occurs": bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())}
+            return {**measures, "occurs": len(batch) > 0}
+        return {**measures, "occurs": bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())}

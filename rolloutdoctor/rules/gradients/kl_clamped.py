@@ -109,5 +109,5 @@ def _clamps(context: Context) -> bool:
     """True if a KL of the objective is cut where k3 is 10."""
     objective = context.objective
     terms = () if objective is None else (None if objective.unknown_loss else objective.kl_loss, objective.kl_reward)
-    clamped = ((one.estimator, one.clamp) for one in terms if one is not None and one.coef)
+    clamped = ((term.estimator, term.clamp) for term in terms if term is not None and term.coef)
     return any(name == "k3_clamped" or (name == "k3" and clamp == 10) for name, clamp in clamped)

@@ -52,13 +52,13 @@ class KlCountedTwice(DirectRule):
         in_loss, in_reward = objective.kl_loss.coef, objective.kl_reward.coef
         if not in_loss or not (in_reward or objective.kl_reward.coef_metric):
             return None
-        said = "an adaptive coefficient" if objective.kl_reward.coef_metric else f"coefficient {in_reward:g}"
+        weight = "an adaptive coefficient" if objective.kl_reward.coef_metric else f"coefficient {in_reward:g}"
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
             headline="the KL penalty counts twice: the options put it in the reward and in the loss",
             message=(
-                f"the KL loss has coefficient {in_loss:g} and the KL in the reward {said}: both penalize distance "
+                f"the KL loss has coefficient {in_loss:g} and the KL in the reward {weight}: both penalize distance "
                 "from the reference"
             ),
             evidence="the options of the run",

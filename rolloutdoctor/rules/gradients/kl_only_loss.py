@@ -90,9 +90,9 @@ class KlOnlyLoss(TableRule):
     def _sources(self, context: Context) -> tuple[str, ...]:
         """Return what the KL part can be made of, beside the KL."""
         names, coefficient = context.quantities.keys(), stated_coefficient(context)
-        found = [coefficient is not None and "loss" in names, {"policy_loss", "kl_coefficient"} <= names]
-        found.append({"policy_loss", "loss"} <= names)
-        return tuple(name for name, is_there in zip(("stated", "logged", "loss"), found, strict=True) if is_there)
+        present = [coefficient is not None and "loss" in names, {"policy_loss", "kl_coefficient"} <= names]
+        present.append({"policy_loss", "loss"} <= names)
+        return tuple(name for name, is_there in zip(("stated", "logged", "loss"), present, strict=True) if is_there)
 
     def _not_logged(self, context: Context) -> Missing:
         if "kl" not in context.quantities:
@@ -113,16 +113,16 @@ class KlOnlyLoss(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step of which the log gives the parts; `loss`, `kl` and `norm` where it is the KL alone."""
-        whole, policy, kl = pl.col("loss"), pl.col("policy_loss"), pl.col("kl")
+        loss, policy, kl = pl.col("loss"), pl.col("policy_loss"), pl.col("kl")
         coefficient = stated_coefficient(context)
-        rest = whole - policy
+        rest = loss - policy
         by_kl = rest / kl
         term = pl.coalesce(
             "kl_term", pl.col("kl_coefficient") * kl, pl.when((by_kl - _round(by_kl)).abs() <= 1e-5 * by_kl).then(rest)
         )
         if coefficient is not None and "policy_loss" not in context.quantities:
             term = pl.coalesce(term, coefficient * kl)
-            policy = whole - coefficient * kl
+            policy = loss - coefficient * kl
         log = by_step(run, context, _READ).select(*STEP_KEY, "grad_norm", "ppo_kl", policy=policy, part=term)
         log = log.filter(pl.col("policy").is_finite(), pl.col("part").is_finite())
         size = pl.col("policy").abs()
@@ -164,8 +164,8 @@ class KlOnlyLoss(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information; a warning where the gradient is dead as well, or the advantages are."""
-        found, steps = run.count("kl_only_steps"), len(run.table)
-        if not found:
+        kl_only, steps = run.count("kl_only_steps"), len(run.table)
+        if not kl_only:
             return None
         zero = run.count("zero_policy_steps")
         if zero > self.dead_warn_above * steps:
@@ -176,7 +176,7 @@ class KlOnlyLoss(TableRule):
         return Judgement(
             severity=Severity.WARNING if dead_share > self.dead_warn_above else Severity.INFO,
             confirmed=True,
-            headline=f"in {counted(found, 'step')} of {steps:,} the loss is only the KL term",
+            headline=f"in {counted(kl_only, 'step')} of {steps:,} the loss is only the KL term",
             message=(
                 f"in {percent(share)} of the steps the logged loss equals its KL term ({number(run['loss'])} on "
                 f"average); {norm_words}"

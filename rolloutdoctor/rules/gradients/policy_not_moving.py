@@ -115,14 +115,14 @@ class PolicyNotMoving(TableRule):
         """One line for each step, and for each of some tokens of a row whose context may be among those of the run."""
         gradient = pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum() > 0
         steps = rows.group_by(STEP_KEY, maintain_order=True).agg(updated=gradient)
-        seen = contexts_at(rows, pl.col("trainer").is_finite(), pl.col("trainer") < self.sure)
-        seen = seen.group_by(pl.all(), maintain_order=True).agg(rows=pl.len())
-        return pl.concat([steps, seen], how="diagonal").sort(STEP_KEY, maintain_order=True)
+        contexts = contexts_at(rows, pl.col("trainer").is_finite(), pl.col("trainer") < self.sure)
+        contexts = contexts.group_by(pl.all(), maintain_order=True).agg(rows=pl.len())
+        return pl.concat([steps, contexts], how="diagonal").sort(STEP_KEY, maintain_order=True)
 
     def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
         """Follow the contexts of the smallest hashes."""
-        found = pl.concat([lines.filter(pl.col("place").is_null()), smallest(lines)])
-        return found.sort(STEP_KEY, maintain_order=True)
+        frame = pl.concat([lines.filter(pl.col("place").is_null()), smallest(lines)])
+        return frame.sort(STEP_KEY, maintain_order=True)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at two steps, in the later one, and whether its log-prob is the same (`same`)."""
@@ -155,9 +155,9 @@ class PolicyNotMoving(TableRule):
 
     def _lost(self) -> pl.Expr:
         """Tell of the pairs of one update whether it is lost: others, before it and after, did move the policy."""
-        one, interval = pl.col("next") & (pl.col("updates") == 1), ("next", "first", "step")
+        is_single, interval = pl.col("next") & (pl.col("updates") == 1), ("next", "first", "step")
         same = pl.col("same").mean().over(interval)
-        counts = one & (pl.len().over(interval) >= self.least_pairs)
+        counts = is_single & (pl.len().over(interval) >= self.least_pairs)
         move = (pl.col("one") - pl.col("other")).abs().median().over(interval)
         moved = pl.col("step").filter(counts & (move >= self.moves))
         return counts & (same >= self.share) & pl.col("step").is_between(moved.min(), moved.max(), closed="none")
@@ -165,7 +165,7 @@ class PolicyNotMoving(TableRule):
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of contexts, and how many did not move."""
         counts = ~pl.col("next") & (pl.col("updates") >= self.updates) & (pl.col("wide") == 0)
-        at, one = pl.col("step"), pl.col("next") & (pl.col("updates") == 1)
+        at, is_single = pl.col("step"), pl.col("next") & (pl.col("updates") == 1)
         move = (pl.col("one") - pl.col("other")).abs().filter(counts)
         return {
             "same_share": (pl.col("same").filter(counts).mean(), "share"),
@@ -174,7 +174,7 @@ class PolicyNotMoving(TableRule):
             "most_updates": (pl.col("updates").filter(counts).max(), "updates"),
             "move_median": (move.median(), "nats"),
             "lost_updates": (at.filter("lost").n_unique().cast(pl.Int64), "updates"),
-            "updates_seen": (at.filter(one).n_unique().cast(pl.Int64), "updates"),
+            "updates_seen": (at.filter(is_single).n_unique().cast(pl.Int64), "updates"),
         }
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -224,16 +224,16 @@ class PolicyNotMoving(TableRule):
 
     def _of_some(self, run: Measured) -> Judgement | None:
         """A warning where single updates, between others that moved the policy, did not."""
-        lost, seen = run.count("lost_updates"), run.count("updates_seen")
+        lost, updates = run.count("lost_updates"), run.count("updates_seen")
         if not lost:
             return None
         steps = sorted(set(run.table.filter("lost")["first"].to_list()))
-        told = ", ".join(map(str, steps[:KEEP_EXAMPLES])) + (" and others" if len(steps) > KEEP_EXAMPLES else "")
+        listed = ", ".join(map(str, steps[:KEEP_EXAMPLES])) + (" and others" if len(steps) > KEEP_EXAMPLES else "")
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"{lost:,} of {counted(seen, 'update')} left the log-probs of recurring contexts as they were",
-            message=f"the updates of step {told} changed the log-prob of the same token in the same context in less "
+            headline=f"{lost:,} of {counted(updates, 'update')} left the log-probs of recurring contexts as they were",
+            message=f"the updates of step {listed} changed the log-prob of the same token in the same context in less "
             f"than {percent(1 - self.share)} of the contexts, and others moved it by {number(run['move_median'])} nats "
             f"in {self.updates} updates or more",
             evidence="old_log_probs of contexts that recur in neighbouring steps, equal to 2^-20; the gradient is "

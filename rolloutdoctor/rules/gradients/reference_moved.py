@@ -154,11 +154,11 @@ class ReferenceMoved(TableRule):
         policy_moved = pl.col("mean_policy").diff().abs()
         stays = (before > self.least_kl) & (policy_moved <= self.policy_moves * policy_moved.median() + 1e-12)
         # The largest fall beside the one of the step, in logarithms.
-        beside = pl.when(drop < drop.max()).then(drop.max()).otherwise(drop.filter(drop < drop.max()).max())
-        beside = beside.fill_null(0.0)
+        other_drop = pl.when(drop < drop.max()).then(drop.max()).otherwise(drop.filter(drop < drop.max()).max())
+        other_drop = other_drop.fill_null(0.0)
         # A policy that moves fast leaves the new reference at once: the KL stays low for one step then.
-        deep = (kl <= self.fall * low) & (high <= self.level * before) & (drop >= self.others * beside)
-        partly = (drop >= self.unsure_others * beside) & (high <= self.unsure_level * before)
+        deep = (kl <= self.fall * low) & (high <= self.level * before) & (drop >= self.others * other_drop)
+        partly = (drop >= self.unsure_others * other_drop) & (high <= self.unsure_level * before)
         partly &= kl <= pl.min_horizontal(self.unsure_fall * before, self.unsure_level * low)
         return (
             run.rows.filter(tokens > 0)
@@ -235,11 +235,11 @@ class ReferenceMoved(TableRule):
         table, rates = run.table, run.table["still"].drop_nulls()
         equal, moved = self._is_policy(table), int(table["moved"].sum())
         if equal:
-            told = f"; {counted(moved, 'token')} moved between update and loss" if moved else ""
-            return _of_equal(context, counted(len(equal), "step"), (equal[0], equal[-1]), told, confirmed=True)
+            remark = f"; {counted(moved, 'token')} moved between update and loss" if moved else ""
+            return _of_equal(context, counted(len(equal), "step"), (equal[0], equal[-1]), remark, confirmed=True)
         if self._is_policy_throughout(table):
-            told = "" if rates.all() else "; learning rate and gradient norm are not 0"
-            return _of_equal(context, f"all {counted(len(table), 'step')}", None, told, confirmed=bool(told))
+            remark = "" if rates.all() else "; learning rate and gradient norm are not 0"
+            return _of_equal(context, f"all {counted(len(table), 'step')}", None, remark, confirmed=bool(remark))
         return _of_falls(table, table.filter("is_fall")["step"].to_list(), context) if run["falls"] else None
 
 
@@ -253,7 +253,7 @@ def _synced(context: Context) -> str:
     return f"; {name} = true is recorded" if sync is not None and sync.is_stated and sync.value is True else ""
 
 
-def _of_equal(context: Context, steps: str, ends: tuple[int, int] | None, told: str, *, confirmed: bool) -> Judgement:
+def _of_equal(context: Context, steps: str, ends: tuple[int, int] | None, remark: str, *, confirmed: bool) -> Judgement:
     """Judge a reference that is the policy from the first of some steps to the last, or in all (`ends` is None)."""
     synced = _synced(context)
     return Judgement(
@@ -266,7 +266,7 @@ def _of_equal(context: Context, steps: str, ends: tuple[int, int] | None, told: 
             if ends
             else ": the reference shares the policy's weights, or updates change nothing"
         ),
-        evidence=f"the log-probs of both models{told}{synced}",
+        evidence=f"the log-probs of both models{remark}{synced}",
         advice=ADVICE,
     )
 

@@ -91,10 +91,10 @@ class SpikeAttributed(TableRule):
         """The sums and the responses; `few` if the step is a spike that few responses carry."""
         names, step = sorted(self.metrics(context)), list(STEP_KEY)
         logged = run.by_step(*names).select(*step, logged=names[0] if names else pl.lit(None, pl.Float64))
-        known = logged.filter(pl.col("logged") > 0, pl.col("logged").is_finite()).select(
+        norms = logged.filter(pl.col("logged") > 0, pl.col("logged").is_finite()).select(
             middle=pl.median("logged"), upper=pl.col("logged").quantile(0.75)
         )
-        middle, upper = known.row(0)
+        middle, upper = norms.row(0)
         stands_out = pl.col("norm") > self.times * pl.col("norm").median()
         if middle is not None and upper is not None:
             limit = max(self.logged_times * middle, middle + self.logged_times * (upper - middle))
@@ -147,7 +147,7 @@ class SpikeAttributed(TableRule):
         worst = few.sort("norm", "step", descending=[True, False], maintain_order=True).row(0, named=True)
         carriers, rows, step = worst["carriers"], worst["rows"], worst["step"]
         verb = "carries" if carriers == 1 else "carry"
-        told = (
+        headline = (
             f"{carriers:,} of {counted(rows, 'response')} {verb} {percent(run['carried_share'])} of the log-prob "
             f"gradient at step {step}, {number(run['norm_ratio'])} times the median norm"
         )
@@ -155,7 +155,7 @@ class SpikeAttributed(TableRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=told,
+            headline=headline,
             message=(
                 f"in {counted(steps, 'step')} of {counted(run.count('spike_steps'), 'step')} with a gradient spike, "
                 f"one response in twenty or fewer carries half of the gradient or more. At step {step} the gradient "

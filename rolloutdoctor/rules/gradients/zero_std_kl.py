@@ -131,8 +131,8 @@ class ZeroStdKl(TableRule):
         kind_of, by_name = trainer.log.kind_of, step.told_by_quantity(FIX)
         # A logged KL of these groups says nothing of the gradient.
         counts = [count for name, count in by_name.items() if kind_of(name) in ("loss", "kl_loss")]
-        told = {name: sum(count[place] for count in counts) for place, name in enumerate(TOLD)}
-        return told | {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
+        sums = {name: sum(count[place] for count in counts) for place, name in enumerate(TOLD)}
+        return sums | {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
 
     def _logged_norm(self, step: "StepView") -> float | None:
         """Gradient norm logged at a step without any spread, if nothing but the KL term can explain it."""
@@ -281,12 +281,12 @@ def _of_adam(run: Measured, context: Context, alone: pl.DataFrame) -> str:
     """Say what Adam makes of updates whose gradient is that of the KL alone, by the log where it can be told."""
     assert context.trainer is not None
     shares = shares_in_moment(run.run.by_step(context.trainer.log.grad_norm), context)
-    known = alone.join(shares, on=STEP_KEY).drop_nulls("share")["share"]
-    if known.is_empty():
+    known_shares = alone.join(shares, on=STEP_KEY).drop_nulls("share")["share"]
+    if known_shares.is_empty():
         return (
             f"; Adam's momentum also carries gradients of earlier steps into {'that' if len(alone) == 1 else 'those'}"
         )
-    middle, share = "" if len(known) == 1 else "in the median ", percent(median(known.to_list()))
+    middle, share = "" if len(known_shares) == 1 else "in the median ", percent(median(known_shares.to_list()))
     return (
         f"; of the gradient norms that Adam's first moment adds up there, {middle}{share} are the "
         "step's own, and the rest is of earlier steps"

@@ -202,8 +202,8 @@ class AllTruncated(TableRule):
         error = share.diff().abs().median() / (0.6745 * sqrt(2 * self.window))
         above = pl.sum_horizontal(shares, ignore_nulls=False) / self.window - share.mean()
         enough &= (share.mean() >= self.warn_from) | (above >= self.errors * error)
-        found = table.select("step", last=pl.col("step").shift(1 - self.window), enough=enough).filter("enough")
-        return (found["step"][0], found["last"][0]) if len(found) else None
+        streak = table.select("step", last=pl.col("step").shift(1 - self.window), enough=enough).filter("enough")
+        return (streak["step"][0], streak["last"][0]) if len(streak) else None
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Mean lengths alone, below the limit."""
@@ -213,11 +213,11 @@ class AllTruncated(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where nothing was ever finished, a warning where little was over some steps."""
         table, from_rows = run.table, bool(run.table["from_rows"].any())
-        windows, whole = len(table), run.count("truncated_windows")
+        windows, cut = len(table), run.count("truncated_windows")
         # Equal lengths without a word on how responses ended are most likely the limit, and no proof of it.
         is_shown = from_rows or "truncated_share" in context.quantities
         # From rows the finish reason itself was logged; what a log counts as cut off has to be at the cap.
-        of_means = not is_shown and whole < windows
+        of_means = not is_shown and cut < windows
         if not windows:
             return None
 
@@ -228,8 +228,8 @@ class AllTruncated(TableRule):
 
         if not from_rows and not of_means and self._below_cap(run, context):
             return without_end(run, context, lines(windows), self._large(windows), is_below=True)
-        told, size = table.filter("is_whole")["free"].drop_nulls(), _only_length(table)
-        free = f", {lines(int(told.sum()))} without reward variance" if told.any() else ""
+        flags, size = table.filter("is_whole")["free"].drop_nulls(), _only_length(table)
+        free = f", {lines(int(flags.sum()))} without reward variance" if flags.any() else ""
         source = "the finish reasons of the rows" if from_rows else "the trainer's own log"
         advice = (
             f"raise {own_name(context, 'the response length limit')}, check the end-of-sequence token and the "
@@ -237,8 +237,8 @@ class AllTruncated(TableRule):
         )
         if of_means:
             return Lengths(lines(windows), advice, self.many, self.warn_from).judge(run, context)
-        if whole == windows:
-            fixed = len(told) > 0 and told.sum() < (1 - self.warn_from) * len(told)
+        if cut == windows:
+            fixed = len(flags) > 0 and flags.sum() < (1 - self.warn_from) * len(flags)
             where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
             where = where if is_shown else f"{size:,.0f} tokens long, as at a length limit{free}"
             severe = is_shown and not fixed and windows >= self.fewest
@@ -264,7 +264,7 @@ class AllTruncated(TableRule):
                 f"{streak[1]} ({percent(run['truncated_share'])} over the run)"
             ),
             message=(
-                f"{lines(whole)} of {windows:,} have no finished response{free}; {percent(run['truncated_share'])} of "
+                f"{lines(cut)} of {windows:,} have no finished response{free}; {percent(run['truncated_share'])} of "
                 "all responses are truncated"
             ),
             evidence=source,

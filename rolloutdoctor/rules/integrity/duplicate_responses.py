@@ -165,8 +165,8 @@ class DuplicateResponses(TableRule):
         sums = ("full", "groups", "groups_alike", "lost", "chance", "told_rows", "pairs", "all_pairs")
         hashes = [f"{name}_{length}" for name in ("prefix", "nats") for length in LENGTHS]
         is_kept = pl.col("is_kept") | (pl.col("shared_nats") > 0).fill_null(value=False)
-        kept = with_sums(lines.drop("seed", "status", "alike", "told", *hashes), is_kept, *sums, nats=pl.max("nats"))
-        return pl.concat([kept, *_followed(lines)], how="diagonal").sort(STEP_KEY, maintain_order=True)
+        frame = with_sums(lines.drop("seed", "status", "alike", "told", *hashes), is_kept, *sums, nats=pl.max("nats"))
+        return pl.concat([frame, *_followed(lines)], how="diagonal").sort(STEP_KEY, maintain_order=True)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """The responses and sums; copies are impossible where chance is out.
@@ -184,8 +184,8 @@ class DuplicateResponses(TableRule):
             impossible_across=pl.col("is_across")
             & (pl.col("across_nats") >= nats_beyond_chance(across, all_pairs, least)),
         )
-        found = again.select(*STEP_KEY, resampled=times > 1, replayed=times == 1)
-        return pl.concat([lines, found, begins.select(*STEP_KEY, prefix_again=times > 1)], how="diagonal")
+        repeated = again.select(*STEP_KEY, resampled=times > 1, replayed=times == 1)
+        return pl.concat([lines, repeated, begins.select(*STEP_KEY, prefix_again=times > 1)], how="diagonal")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of copies, and what they cost."""
@@ -363,8 +363,8 @@ def _followed(lines: pl.DataFrame) -> list[pl.DataFrame]:
     sampled = lines.filter(is_known & (pl.col("key") != 0) & pl.col("told"))
     begun = lines.filter(is_known & (pl.col("tokens") > FOLLOWED) & (nats >= BEYOND))
     return [
-        of_smallest(key, keep, rows).select(*STEP_KEY, "row", nats=own, **{name: key})
-        for name, key, keep, rows, own in (
+        of_smallest(key, keep, rows).select(*STEP_KEY, "row", nats=nats, **{name: key})
+        for name, key, keep, rows, nats in (
             ("sample", "key", SAMPLE, sampled, pl.col("nats")),
             ("beginning", "prefix_key", PREFIXES, begun, nats),
         )

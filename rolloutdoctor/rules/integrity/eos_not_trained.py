@@ -83,12 +83,12 @@ class EosNotTrained(TableRule):
         lines = stopped.with_columns(end=last.filter(ends).first().over(STEP_KEY)).with_columns(
             masked=masked.fill_null(value=False)
         )
-        known, gradient = end.is_not_null(), pl.col("grad_l1")
+        is_known, gradient = end.is_not_null(), pl.col("grad_l1")
         sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
             stopped=pl.len(),
-            known=known.sum(),
+            known=is_known.sum(),
             masked=pl.sum("masked"),
-            gradient=gradient.filter(known).sum(),
+            gradient=gradient.filter(is_known).sum(),
             lost=(gradient / pl.col("trained")).filter("masked").sum(),
         )
         return with_places(sums, lines.select(*NAMES, "end", value=pl.col("masked").cast(pl.Float64)), context)
@@ -123,13 +123,13 @@ class EosNotTrained(TableRule):
         """A warning where it is usual, information where it is rare."""
         if not run["rows"]:
             return None
-        share, lost, known = run["rows_share"] or 0.0, run["gradient_lost_share"], int(run.table["known"].sum())
+        share, lost, known_ends = run["rows_share"] or 0.0, run["gradient_lost_share"], int(run.table["known"].sum())
         return Judgement(
             severity=Severity.WARNING if share >= self.warn_from else Severity.INFO,
             confirmed=True,
             headline=f"the end-of-sequence token is masked in {percent(share)} of the responses that stopped",
             message=(
-                f"{counted(run.count('rows'), 'response')} of {known:,} that stopped end with the "
+                f"{counted(run.count('rows'), 'response')} of {known_ends:,} that stopped end with the "
                 "usual end token, and the mask excludes it from the loss"
             )
             + ("" if lost is None else f"; training it would add {percent(lost)} to sum |gradient|"),

@@ -72,17 +72,17 @@ class GroupPartition(CountingRule):
         """An error where the fall-back reproduces the logged advantages, else a warning."""
         if not run.shown or run.agree < run.compared:
             return None
-        made = run.is_reproduced
+        is_reproduced = run.is_reproduced
         return Judgement(
-            severity=Severity.ERROR if made else Severity.WARNING,
-            confirmed=made,
+            severity=Severity.ERROR if is_reproduced else Severity.WARNING,
+            confirmed=is_reproduced,
             headline=f"one baseline over all prompts of the batch in {counted(run.shown, 'step')} of {run.looked_at:,}",
             message=(
                 f"in {counted(run.shown, 'step')} the groups differ in size, and the trainer then uses one baseline "
                 "for all rows of the step, whatever their prompt"
             ),
             evidence=f"this reproduces all {run.compared:,} logged advantages"
-            if made
+            if is_reproduced
             else "the group sizes in the file; no logged advantage could be compared",
             advice="fill every group to the same number of responses, or group by an explicit prompt id",
         )

@@ -79,11 +79,11 @@ class LogProbPlaceholder(TableRule):
         gap = gap_of(block)
         if gap is None:
             return {}
-        found = dict.fromkeys(self.adds, torch.zeros(len(block.runs), dtype=torch.float64)) | {"count": gap.count_N}
+        measures = dict.fromkeys(self.adds, torch.zeros(len(block.runs), dtype=torch.float64)) | {"count": gap.count_N}
         # The extremes settle it for nearly every healthy block.
         is_apart = gap.low < -APART or gap.high > APART
         places = outside(gap.apart_T, -APART, APART) if is_apart else None
-        return found if places is None else found | placeholders_of(block, places)
+        return measures if places is None else measures | placeholders_of(block, places)
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Add up the tokens and weights of the sampled rows."""
@@ -92,18 +92,18 @@ class LogProbPlaceholder(TableRule):
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each row that has some."""
-        found, tails = pl.sum_horizontal(PLACEHOLDERS), pl.sum_horizontal(TAILS)
-        lines = rows.drop_nulls("count").with_columns(found=found, tails=tails)
+        placeholders, tails = pl.sum_horizontal(PLACEHOLDERS), pl.sum_horizontal(TAILS)
+        lines = rows.drop_nulls("count").with_columns(found=placeholders, tails=tails)
         sums = ("count", "sampled", "zeros", "weights", "placeholder_weights", *CERTAIN)
         return with_sums(lines, (pl.col("found") > 0) | (pl.col("tails") > 0), *sums)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of placeholders, and their share of the weights."""
-        found, tails = pl.col("found"), pl.col("tails")
+        placeholders, tails = pl.col("found"), pl.col("tails")
         return {
-            "tokens": (found.sum().cast(pl.Int64), "tokens"),
-            "tokens_share": (found.sum() / pl.sum("count"), "share"),
-            "rows": (((found > 0) | (tails > 0)).sum(), "rows"),
+            "tokens": (placeholders.sum().cast(pl.Int64), "tokens"),
+            "tokens_share": (placeholders.sum() / pl.sum("count"), "share"),
+            "rows": (((placeholders > 0) | (tails > 0)).sum(), "rows"),
             "equal_tails": (tails.sum().cast(pl.Int64), "rows"),
             "weight_share": (pl.sum("placeholder_weights") / pl.sum("weights"), "share"),
             "zero_share": (pl.sum("zeros") / pl.sum("sampled"), "share"),
@@ -147,7 +147,7 @@ class LogProbPlaceholder(TableRule):
         if not kinds and not tails:
             return None
         parts = []
-        for name, count in sorted(kinds.items(), key=lambda one: -one[1]):
+        for name, count in sorted(kinds.items(), key=lambda pair: -pair[1]):
             side, _, kind = name.partition(":")
             parts.append(f"{counted(count, 'log-prob')} of the {side} {'is' if count == 1 else 'are'} {kind}")
         parts += [f"{counted(rows, 'row')} end with equal {side} log-probs" for side, rows in tails.items()]

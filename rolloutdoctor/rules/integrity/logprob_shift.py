@@ -126,16 +126,16 @@ class LogProbShift(DirectRule):
         return Missing("nothing says which trainer made the run, and with which options", wanted)
 
     def _pairs(self, context: Context) -> list[Pair]:
-        known = context.columns
-        has_trainer = bool(known & {"old_log_probs", "policy_log_probs"})
-        found = [whose for whose, pair in PAIRS.items() if has_trainer and pair.columns[0] in known]
-        return [PAIRS[whose] for whose in found if whose != "old policy" or "policy_log_probs" in known]
+        columns = context.columns
+        has_trainer = bool(columns & {"old_log_probs", "policy_log_probs"})
+        sources = [whose for whose, pair in PAIRS.items() if has_trainer and pair.columns[0] in columns]
+        return [PAIRS[whose] for whose in sources if whose != "old policy" or "policy_log_probs" in columns]
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Squared errors of sampled rows whose log-probs vary, in place and moved, and how far those of a step fit."""
         from rolloutdoctor.rules.measures.padding_shift import errors_by_padding
 
-        found: dict[str, Tensor | None] = {}
+        columns: dict[str, Tensor | None] = {}
         for whose, pair in SHIFTS.items():
             is_of_two = whose != "old policy" or step.batch.per_token.keys() >= set(pair.columns)
             sample = step.sample(pair.columns) if is_of_two else None
@@ -145,8 +145,8 @@ class LogProbShift(DirectRule):
                     if whose == PADDING
                     else errors_of(sample, pair.limits, step.by_step)
                 )
-                found |= {pair.start + name: x_N for name, x_N in zip(COLUMNS, errors, strict=True)}
-        return found
+                columns |= {pair.start + name: x_N for name, x_N in zip(COLUMNS, errors, strict=True)}
+        return columns
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Sums over the rows of each step and pair of log-probs, and the rows that fit better one token away."""
@@ -158,9 +158,9 @@ class LogProbShift(DirectRule):
             lines.append(rows.select(*STEP_KEY, "row", "sample_id", **values))
         is_late = (aligned > better * late) & (late < early)
         is_early = (aligned > better * early) & (early < late)
-        found = pl.concat(lines).filter(aligned.is_not_null() | pl.col("z").is_not_null())
+        joined = pl.concat(lines).filter(aligned.is_not_null() | pl.col("z").is_not_null())
         moved = pl.min_horizontal("late", "early")
-        sums = found.group_by(*STEP_KEY, "whose", maintain_order=True).agg(
+        sums = joined.group_by(*STEP_KEY, "whose", maintain_order=True).agg(
             late_rows=is_late.sum(),
             early_rows=is_early.sum(),
             rows=aligned.count(),
@@ -168,7 +168,7 @@ class LogProbShift(DirectRule):
             moved=pl.when(is_late | is_early).then(moved).otherwise(aligned).sum(),
             z=pl.col("z").drop_nulls().first(),
         )
-        places = found.select(
+        places = joined.select(
             *STEP_KEY, "row", "sample_id", "whose", aligned, late, early, value=aligned - better * moved
         )
         return with_places(sums, places, context)
@@ -179,15 +179,15 @@ class LogProbShift(DirectRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The audit's, and the rows that fit better one token away."""
-        found = dict(super().quantities())
+        measures = dict(super().quantities())
         for whose, pair in SHIFTS.items():
             late, early, rows, error, moved = (
                 pl.col(name).filter(pl.col("whose") == whose).sum()
                 for name in ("late_rows", "early_rows", "rows", "squares", "moved")
             )
             values = ((late, "rows"), (early, "rows"), (rows, "rows"), (error / moved, "1"))
-            found |= {pair.start + name: value for name, value in zip(ROWS, values, strict=True)}
-        return found
+            measures |= {pair.start + name: value for name, value in zip(ROWS, values, strict=True)}
+        return measures
 
     def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
         """Leave out what is about log-probs of which no row varies."""

@@ -82,9 +82,9 @@ class LostTurns(TableRule):
         turns = run.turns.filter(~pl.col("derived"), pl.col("kept").sum().over(row) > 0).with_columns(
             trajectory=trajectory, tokens=pl.col("stop") - pl.col("start")
         )
-        own = turns.filter(pl.col("author") == "model", pl.col("tokens") > 0)
+        model_turns = turns.filter(pl.col("author") == "model", pl.col("tokens") > 0)
         of_turn = [*STEP_KEY, "trajectory", "turn"]
-        lines = own.group_by(of_turn, maintain_order=True).agg(
+        lines = model_turns.group_by(of_turn, maintain_order=True).agg(
             pl.first("row"), pl.max("tokens"), is_lost=pl.max("kept") == 0
         )
         of_all = [*STEP_KEY, "trajectory"]

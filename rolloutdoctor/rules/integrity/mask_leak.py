@@ -140,15 +140,15 @@ class MaskLeak(TableRule):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Log-probs of sampler and trainer, ids, groups, and what the loss is made of; else finish reasons, too."""
-        found = frozenset({"rollout_log_probs", "old_log_probs", "response_ids", "group_id", "trained_beyond"})
+        columns = frozenset({"rollout_log_probs", "old_log_probs", "response_ids", "group_id", "trained_beyond"})
         if context.objective is not None:
-            found |= loss_columns(context.objective) | LOGGED_COLUMNS
-        return found if "rollout_log_probs" in context.columns else found | {"status"}
+            columns |= loss_columns(context.objective) | LOGGED_COLUMNS
+        return columns if "rollout_log_probs" in context.columns else columns | {"status"}
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """None of the signs can show."""
-        known, log_probs = context.columns, {"rollout_log_probs", "old_log_probs", "policy_log_probs"}
-        if known & {"trained_beyond", *log_probs} or known >= {"response_ids", "status"}:
+        columns, log_probs = context.columns, {"rollout_log_probs", "old_log_probs", "policy_log_probs"}
+        if columns & {"trained_beyond", *log_probs} or columns >= {"response_ids", "status"}:
             return None
         return Missing(
             "nothing shows which tokens were sampled: no log-probs, and no response_ids with status",
@@ -161,35 +161,35 @@ class MaskLeak(TableRule):
         from rolloutdoctor.rules.measures.common_tokens import unlikely_tokens
         from rolloutdoctor.rules.measures.unsampled_tokens import unsampled_tokens
 
-        found = {"trained": block.trained_n, **unlikely_tokens(block), **unsampled_tokens(block, LOWEST, UNLIKELY)}
+        measures = {"trained": block.trained_n, **unlikely_tokens(block), **unsampled_tokens(block, LOWEST, UNLIKELY)}
         if block.of_step("trained_beyond") is not None:
             beyond_n = block.row_column("trained_beyond").double()
-            found |= {"beyond_rows": (beyond_n >= 0).double(), "beyond": beyond_n.clamp(min=0)}
+            measures |= {"beyond_rows": (beyond_n >= 0).double(), "beyond": beyond_n.clamp(min=0)}
         if block.is_logged("response_ids") and not block.is_logged("rollout_log_probs"):
-            found |= {name: value for name, value in response_ends(block).items() if name in ("last", "gap")}
-        return found
+            measures |= {name: value for name, value in response_ends(block).items() if name in ("last", "gap")}
+        return measures
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Count what takes the group or the step to see: common tokens, and those after the end."""
         from rolloutdoctor.evaluation.response_ends import NONE, STOPPED, common_end, has_status, trained_after
         from rolloutdoctor.rules.measures.common_tokens import can_agree, common_tokens
 
-        row, found = step.token_measures[self.code], dict[str, "Tensor | None"]()
+        row, measures = step.token_measures[self.code], dict[str, "Tensor | None"]()
         common_N = common_tokens(step.batch, row)
         if common_N is not None:
-            found |= {"common": common_N, "compared": can_agree(step.batch)[step.groups.index_N]}
+            measures |= {"common": common_N, "compared": can_agree(step.batch)[step.groups.index_N]}
         if "last" in row:
             stopped_N = has_status(step.statuses, STOPPED, step.batch.device)
             end_N = common_end(row["last"], stopped_N, step.by_step, self.end_share, self.fewest_ends)
             single_N = ((end_N != NONE) & ~row["gap"]).double()
             after_N = trained_after(step.batch, end_N) * single_N if bool(single_N.any()) else single_N
-            found |= {"single_turn": single_N, "after_end": after_N}
-        return found
+            measures |= {"single_turn": single_N, "after_end": after_N}
+        return measures
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Logged losses that were compared, and those that the rows reproduce."""
-        losses = [one for one in step.audit.values() if one.stage == "loss"]
-        return {"losses": sum(one.compared for one in losses), "losses_agree": sum(one.agree for one in losses)}
+        losses = [tally for tally in step.audit.values() if tally.stage == "loss"]
+        return {"losses": sum(tally.compared for tally in losses), "losses_agree": sum(tally.agree for tally in losses)}
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each row that leaks; `leaked` is the most tokens that one sign names: all may name the same."""
@@ -269,18 +269,18 @@ class MaskLeak(TableRule):
             counts["after_end"] = 0
         if counts["zero_alone"] > self.most_alone * counts["zero"]:
             counts["zero"] = 0
-        found = {name: counts[name] for name in SIGNS if counts[name]}
-        if not found:
+        signs = {name: counts[name] for name in SIGNS if counts[name]}
+        if not signs:
             return None
         parts = []
-        for name, tokens in found.items():
+        for name, tokens in signs.items():
             rows = f", in {counted(int((run.table[name] > 0).sum()), 'row')}" if SIGNS[name].counts_rows else ""
             parts.append(f"{counted(tokens, 'token')} {SIGNS[name].of_run}{rows}")
         inside = counts["unsampled"] - counts["appended"]
-        appended_only = found.keys() == {"unsampled"} and not inside
+        appended_only = signs.keys() == {"unsampled"} and not inside
         is_said = bool(inside or counts["beyond"])
         gradient = run["leaked_gradient_share"]
-        size = f"{percent(max(found.values()) / max(counts['trained'], 1))} of the trained tokens" + (
+        size = f"{percent(max(signs.values()) / max(counts['trained'], 1))} of the trained tokens" + (
             "" if gradient is None else f" and {percent(gradient)} of |gradient|"
         )
         return Judgement(
@@ -289,7 +289,7 @@ class MaskLeak(TableRule):
             headline=f"{parts[0]} in the loss: {size}",
             message=f"the loss includes tokens that the model did not generate: {'; '.join(parts)}; {size}"
             + ("; each is the last token of its row, so the trainer probably appended it" if appended_only else ""),
-            evidence="; ".join(SIGNS[name].evidence for name in found),
+            evidence="; ".join(SIGNS[name].evidence for name in signs),
             advice="keep it if the trainer appends the end-of-sequence token on purpose; the token is off-policy"
             if appended_only
             else "mask tool, template and padding tokens, unless you train on them on purpose",

@@ -76,12 +76,12 @@ class NonfiniteValues(TableRule):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Every column that can hold such a value and enters a loss or an advantage."""
-        found = frozenset({"reward", "advantage", "response_mask", *TOKEN_COLUMNS})
+        columns = frozenset({"reward", "advantage", "response_mask", *TOKEN_COLUMNS})
         if context.objective is None:
-            return found
+            return columns
         needed = advantage_columns(context.objective)
         # Advantages that depend on which tokens are left can be undefined.
-        return found | needed if "response_mask" in needed else found
+        return columns | needed if "response_mask" in needed else columns
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """No column to look at."""

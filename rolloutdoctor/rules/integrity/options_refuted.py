@@ -59,8 +59,8 @@ class OptionsRefuted(CountingRule):
             return None
         asked = self.questions(context)
         if asked:
-            seen, _, remedy = asked[0].rpartition(": ")
-            return Missing(seen, remedy)
+            observation, _, remedy = asked[0].rpartition(": ")
+            return Missing(observation, remedy)
         if context.refutable:
             return None
         return super().inconclusive_reason(run, context)
@@ -105,15 +105,15 @@ class OptionsRefuted(CountingRule):
 
     def questions(self, context: Context) -> list[str]:
         """Ask for options that were only assumed, and of which the log shows another value."""
-        found = [one.words for one in context.refuted if one.assumed]
+        questions = [refutation.words for refutation in context.refuted if refutation.assumed]
         for cause in context.causes.get(self.code, ()):
             names = _assumed_behind(cause, context)
             if names:
-                found.append(
+                questions.append(
                     f"{cause.words}: this reproduces {cause.as_found:,} of {cause.compared:,} logged {cause.quantity}, "
                     f"and nothing states {' or '.join(names)}: pass it with --set {names[0]}=VALUE"
                 )
-        return found
+        return questions
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: the run is not what its options say."""
@@ -126,17 +126,17 @@ class OptionsRefuted(CountingRule):
                 severity=Severity.ERROR,
                 confirmed=True,
                 headline=f"the log contradicts the option {first.option} = {first.value}{more}",
-                message="; ".join(one.words for one in stated),
+                message="; ".join(refutation.words for refutation in stated),
                 evidence=first.evidence,
                 advice=f"pass the run's real option with --set {first.option}=VALUE, then check again",
             )
-        kept = {**context.causes, self.code: causes}
-        return super().judge(run, replace(context, causes=kept))
+        all_causes = {**context.causes, self.code: causes}
+        return super().judge(run, replace(context, causes=all_causes))
 
 
 def _stated(context: Context) -> list[Refuted]:
     """Return the contradicted options that the run states; one that was only assumed contradicts nothing."""
-    return [one for one in context.refuted if not one.assumed]
+    return [refutation for refutation in context.refuted if not refutation.assumed]
 
 
 def _assumed_behind(cause: Cause, context: Context) -> tuple[str, ...]:

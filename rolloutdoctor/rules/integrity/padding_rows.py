@@ -144,10 +144,10 @@ class PaddingRows(RowCountingRule):
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """A warning where the logged values are also those of a trainer that leaves the rows out."""
-        found = super().judge(run, context)
-        if found is None or found.cause is None or FIX not in found.cause.also:
-            return found
-        return replace(found, severity=Severity.WARNING, confirmed=False)
+        judgement = super().judge(run, context)
+        if judgement is None or judgement.cause is None or FIX not in judgement.cause.also:
+            return judgement
+        return replace(judgement, severity=Severity.WARNING, confirmed=False)
 
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where the sizes of groups show them, unless the logged advantages are others."""

@@ -92,8 +92,8 @@ class ResumedData(TableRule):
             .join(run.by_step(*EPOCHS), on=STEP_KEY, how="left", maintain_order="left")
             .with_columns(epoch=pl.when(epoch.is_finite() & (epoch >= 0)).then(epoch))
         )
-        found = repeats(steps["step"].to_list(), steps["prompts"].to_list(), steps["epoch"].to_list(), self.fewest)
-        return steps.join(found, on="step", how="left", maintain_order="left")
+        repeated = repeats(steps["step"].to_list(), steps["prompts"].to_list(), steps["epoch"].to_list(), self.fewest)
+        return steps.join(repeated, on="step", how="left", maintain_order="left")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of steps that repeat earlier ones, and where."""
@@ -112,18 +112,18 @@ class ResumedData(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where no epoch lies between, information where that is not known."""
-        known, goes_on = pl.col("later").is_not_null(), pl.col("goes_on")
-        found = (
+        is_known, goes_on = pl.col("later").is_not_null(), pl.col("goes_on")
+        early_steps = (
             run.table.drop_nulls("first")
             .group_by("first", maintain_order=True)
             .agg(pl.first("source", "later", "goes_on", "pool"), "count", last=pl.col("step").max(), steps=pl.len())
-            .with_columns(early=(known & (pl.col("later") < 1 - EPOCH_SLACK)) | (~known & goes_on))
-            .filter(pl.col("early") | ~known)
+            .with_columns(early=(is_known & (pl.col("later") < 1 - EPOCH_SLACK)) | (~is_known & goes_on))
+            .filter(pl.col("early") | ~is_known)
             .sort("early", "steps", "first", descending=[True, True, False])
         )
-        if not len(found):
+        if not len(early_steps):
             return None
-        worst = found.row(0, named=True)
+        worst = early_steps.row(0, named=True)
         bits = bits_of(worst["count"], worst["pool"], len(run.table))
         is_sure = worst["steps"] < self.fewest and bits >= self.least_bits
         early, is_long = worst["early"], worst["steps"] >= self.fewest or is_sure

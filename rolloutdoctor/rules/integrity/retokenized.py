@@ -122,9 +122,9 @@ class Retokenized(TableRule):
         count, is_near = pl.col("count"), pl.col("where") == "near"
         scales = []
         for stratum in map(str, range(_STRATA)):
-            near, rest = (count.filter(here, pl.col("stratum") == stratum).sum() for here in (is_near, ~is_near))
+            near, rest = (count.filter(is_part, pl.col("stratum") == stratum).sum() for is_part in (is_near, ~is_near))
             scales.append(pl.when(pl.col("stratum") == stratum).then(near / rest))
-        scale, found = pl.coalesce(scales), {}
+        scale, medians = pl.coalesce(scales), {}
         for name, chosen, weight, share in (
             ("start", is_near & scale.is_finite(), count, at),
             ("other", ~is_near & (scale > 0), count * scale, 0.5),
@@ -133,8 +133,8 @@ class Retokenized(TableRule):
                 edge, weights = pl.col(bound).filter(chosen), weight.filter(chosen)
                 # The sum of all is that of the last but for rounding.
                 is_enough = weights.sort_by(edge).cum_sum() >= weights.sum() * share * (1 - 1e-12)
-                found[f"{name}_median_{bound}"] = edge.sort().filter(is_enough).first()
-        return found
+                medians[f"{name}_median_{bound}"] = edge.sort().filter(is_enough).first()
+        return medians
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Medians as bounds of their bins."""
@@ -166,8 +166,8 @@ class Retokenized(TableRule):
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """Bound the gap at the first tokens of most turns."""
-        found, other = run["start_median_low"], run["other_median_high"]
-        if found is None or other is None:
+        start_median, other = run["start_median_low"], run["other_median_high"]
+        if start_median is None or other is None:
             return None
         turns = run.count("turns")
         at = quantile_above_median(turns)
@@ -176,7 +176,7 @@ class Retokenized(TableRule):
             effect="a median distance at the start of turns",
             bound=run.table.select(self._medians(at)["start_median_high"]).item() if at < 1 else inf,
             unit="nats",
-            estimate=found,
+            estimate=start_median,
             limit=max(self.nats, self.times * other),
             seen=turns,
             of="turns",

@@ -107,18 +107,18 @@ class RewardRowMisaligned(DirectRule):
         from rolloutdoctor.rules.measures.reward_relations import agreement_of_copies, orders_of
 
         relations: list[Relation] = step.cached("reward relations", list)
-        found = agreement_of_copies(step.batch, relations)
-        for one in relations:
-            words, breaking = one.words, (~one.kept()).nonzero().squeeze(1).tolist()
-            values = (one.tested, one.bits, one.tested - len(breaking))
-            found |= {f"{name}/{words}": value for name, value in zip(RELATION, values, strict=True)}
+        measures = agreement_of_copies(step.batch, relations)
+        for relation in relations:
+            words, breaking = relation.words, (~relation.kept()).nonzero().squeeze(1).tolist()
+            values = (relation.tested, relation.bits, relation.tested - len(breaking))
+            measures |= {f"{name}/{words}": value for name, value in zip(RELATION, values, strict=True)}
             for place, row in enumerate(breaking[:KEEP_EXAMPLES]):
-                found |= {f"row/{words}|{place}": row, f"worst/{words}|{place}": len(breaking) / one.tested}
+                measures |= {f"row/{words}|{place}": row, f"worst/{words}|{place}": len(breaking) / relation.tested}
             if breaking:
                 names, source_ON = step.cached("reward orders", partial(orders_of, step.batch))
-                moved = (one.tested - (~one.kept(source_ON)).sum(1)).tolist()
-                found |= {f"moved/{words}|{name}": kept for name, kept in zip(names, moved, strict=True)}
-        return found
+                moved = (relation.tested - (~relation.kept(source_ON)).sum(1)).tolist()
+                measures |= {f"moved/{words}|{name}": intact for name, intact in zip(names, moved, strict=True)}
+        return measures
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Sums of what is measured of each relation, and the rows that break one."""
@@ -140,7 +140,7 @@ class RewardRowMisaligned(DirectRule):
         """Report what the rewards show of their rows: the relation that most test, of those that all keep if moved."""
         of_words, of_order = (pl.col("subject").str.extract(r"(?s)^(.*)\|(.*)$", part) for part in (1, 2))
         moved = run.table.drop_nulls("moved").group_by(relation=of_words, order=of_order).agg(pl.sum("moved"))
-        found = (
+        relations = (
             run.table.filter("broken")
             .group_by(relation="subject")
             .agg(pl.sum(*RELATION, "steps"))
@@ -148,12 +148,12 @@ class RewardRowMisaligned(DirectRule):
             .filter(pl.col("bits") >= self.bits, pl.col("moved") == pl.col("tested"))
             .sort("tested", "relation", "order", descending=[True, True, False])
         )
-        if not len(found):
+        if not len(relations):
             return self._of_copies(run)
         from rolloutdoctor.search.hypotheses.row_order import MISALIGNED_REWARDS, ROW_ORDERS
 
-        relation, rows, kept, steps = found.select("relation", "tested", "kept", "steps").row(0)
-        orders = found.filter(pl.col("relation") == relation)["order"].to_list()
+        relation, rows, intact, steps = relations.select("relation", "tested", "kept", "steps").row(0)
+        orders = relations.filter(pl.col("relation") == relation)["order"].to_list()
         words, used = ROW_ORDERS[orders[0]][0], run.is_reproduced
         trained = (
             f"the trainer used these rewards: they reproduce all {run.compared:,} logged advantages"
@@ -165,13 +165,13 @@ class RewardRowMisaligned(DirectRule):
             severity=Severity.ERROR if used else Severity.WARNING,
             confirmed=used,
             headline=(
-                f"{words}: {counted(rows - kept, 'row')} of {rows:,.0f} break the rule that {relation}; in the right "
+                f"{words}: {counted(rows - intact, 'row')} of {rows:,.0f} break the rule that {relation}; in the right "
                 "order none do"
             ),
-            message=f"{relation} in {percent(kept / rows)} of the rows as recorded, and in all of them if {words}",
+            message=f"{relation} in {percent(intact / rows)} of the rows as recorded, and in all of them if {words}",
             evidence=f"{trained}; in {counted(steps, 'step')}{also}",
             advice=MISALIGNED_REWARDS[0].remedy,
-            measures={"rows_tested": Measure(int(rows), "rows"), "rows_keeping": Measure(int(kept), "rows")},
+            measures={"rows_tested": Measure(int(rows), "rows"), "rows_keeping": Measure(int(intact), "rows")},
         )
 
     def _of_copies(self, run: AuditedMeasured) -> Judgement | None:

@@ -85,21 +85,21 @@ class SpecialTokenSampled(TableRule):
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Return the responses of each step by the placeholder of their prompt, and those with most of these tokens."""
-        found, runs, own = pl.col("placeholders"), pl.col("runs"), "placeholder"
-        sampled = pl.when((found > 0) & (found < self.image * runs)).then(found).otherwise(0.0)
-        lines = rows.select(*NAMES, own, value=sampled)
-        sums = lines.group_by(*STEP_KEY, own, maintain_order=True).agg(
+        placeholders, runs, column = pl.col("placeholders"), pl.col("runs"), "placeholder"
+        sampled = pl.when((placeholders > 0) & (placeholders < self.image * runs)).then(placeholders).otherwise(0.0)
+        lines = rows.select(*NAMES, column, value=sampled)
+        sums = lines.group_by(*STEP_KEY, column, maintain_order=True).agg(
             responses=pl.len(), having=(pl.col("value") > 0).sum(), sampled=pl.sum("value")
         )
-        return with_places(sums, lines, context, own)
+        return with_places(sums, lines, context, column)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Leave out responses to prompts without a placeholder, and say which are ordinary tokens."""
-        own = "placeholder"
-        having, responses = pl.sum("having").over(own), pl.sum("responses").over(own)
+        column = "placeholder"
+        having, responses = pl.sum("having").over(column), pl.sum("responses").over(column)
         is_ordinary = (having > self.ordinary * responses) & (having >= self.fewest)
         is_text = is_ordinary | (responses < self.images_from * pl.sum("responses"))
-        return run.rows.with_columns(is_text=is_text).filter(pl.col(own) >= 0)
+        return run.rows.with_columns(is_text=is_text).filter(pl.col(column) >= 0)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of such tokens."""
@@ -131,7 +131,7 @@ class SpecialTokenSampled(TableRule):
         if not tokens:
             return None
         ids = run.table.filter(~pl.col("is_text"), pl.col("having") > 0)["placeholder"].unique().sort().to_list()
-        named = ", ".join(f"{one:.0f}" for one in ids)
+        named = ", ".join(f"{token_id:.0f}" for token_id in ids)
         return Judgement(
             severity=Severity.WARNING if tokens >= self.warned else Severity.INFO,
             confirmed=False,

@@ -83,12 +83,15 @@ class TruncationHidden(TableRule):
 
         if not block.is_logged("response_ids"):
             return {}
-        found, name = {"last": response_ends(block)["last"]}, next((one for one in SAMPLER if block.is_logged(one)), "")
+        measures, name = (
+            {"last": response_ends(block)["last"]},
+            next((column for column in SAMPLER if block.is_logged(column)), ""),
+        )
         if name:
             is_filled_n, ends = block.runs.lengths > 0, block.runs.offsets[1:]
-            found["log_prob"] = torch.full_like(ends, nan, dtype=torch.float64)
-            found["log_prob"][is_filled_n] = block.column(name)[ends[is_filled_n] - 1].double()
-        return found
+            measures["log_prob"] = torch.full_like(ends, nan, dtype=torch.float64)
+            measures["log_prob"][is_filled_n] = block.column(name)[ends[is_filled_n] - 1].double()
+        return measures
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The advantage that was logged for each row."""
@@ -105,10 +108,10 @@ class TruncationHidden(TableRule):
 
         word, length, log_prob = pl.col("status").str.to_lowercase(), pl.col("tokens"), pl.col("log_prob")
         stopped, less = pl.col("is_stopped"), length.max().over(STEP_KEY) - length
-        told = (stopped & pl.col("last").is_not_null()).sum()
-        ends, of_all = told.over(*STEP_KEY, "last"), told.over(STEP_KEY)
-        is_end, known = pl.col("is_end"), pl.col("is_end").any().over(STEP_KEY)
-        is_open, hidden = known & stopped & ~is_end, pl.col("is_hidden")
+        ended = (stopped & pl.col("last").is_not_null()).sum()
+        ends, of_all = ended.over(*STEP_KEY, "last"), ended.over(STEP_KEY)
+        is_end, is_known = pl.col("is_end"), pl.col("is_end").any().over(STEP_KEY)
+        is_open, hidden = is_known & stopped & ~is_end, pl.col("is_hidden")
         at_limit, mass = length == pl.lit(stated_limit(context), pl.Int64), pl.col("logged").abs().fill_nan(0.0)
         lines = (
             rows.with_columns(
@@ -119,7 +122,7 @@ class TruncationHidden(TableRule):
             # The id that ends nearly all stopped rows of a step: no two do.
             .with_columns(is_end=(of_all >= self.fewest_ends) & (ends >= self.end_share * of_all))
             .with_columns(
-                known=known,
+                known=is_known,
                 is_hidden=is_open & (less == 0),
                 is_beside=(is_open & (less == 1)) | (is_end & (less == 0)),
                 ended=log_prob.is_finite() & at_limit & stopped,
@@ -150,10 +153,10 @@ class TruncationHidden(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of rows, and the size of their advantages."""
-        hidden, known = pl.col("hidden").filter(_at_cap()).sum(), pl.col("longest").is_not_null()
+        hidden, is_known = pl.col("hidden").filter(_at_cap()).sum(), pl.col("longest").is_not_null()
         compared, below = pl.sum("compared"), pl.sum("below")
         return {
-            "hidden_rows": (pl.when(known.any()).then(hidden), "rows"),
+            "hidden_rows": (pl.when(is_known.any()).then(hidden), "rows"),
             "hidden_share": (hidden / pl.sum("told"), "share"),
             "length": (pl.max("longest"), "tokens"),
             "advantage_mass_share": (pl.col("hidden_mass").filter(_at_cap()).sum() / pl.sum("mass"), "share"),
@@ -188,12 +191,12 @@ class TruncationHidden(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where rows say so themselves, a warning where they do not reproduce the log."""
         hidden, cap, mass = run.count("hidden_rows"), run.count("length"), run["advantage_mass_share"]
-        beside = int(run.table.filter(_at_cap())["beside"].sum())
+        shorter = int(run.table.filter(_at_cap())["beside"].sum())
         at_limit, ended, nats = _ends(run.table)
         # Whichever of the rows at the limit these are.
         ways = lgamma(at_limit + 1) - lgamma(ended + 1) - lgamma(at_limit - ended + 1)
         below = run.count("steps_below")
-        if hidden >= self.fewest and hidden >= self.fewest * beside:
+        if hidden >= self.fewest and hidden >= self.fewest * shorter:
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
@@ -206,7 +209,7 @@ class TruncationHidden(TableRule):
                     "stop, but do not end with the end token of the others"
                 )
                 + ("" if mass is None else f"; they carry {percent(mass)} of the total absolute advantage"),
-                evidence=f"{counted(beside, 'row')} have one token less or an end token: the lengths pile up at a cap",
+                evidence=f"{counted(shorter, 'row')} have one token less or an end token: the lengths pile up at a cap",
                 advice="use the engine's finish reason, then mask, penalize or count these responses as truncated",
             )
         if ended >= self.fewest and nats - ways > self.nats:

@@ -87,8 +87,8 @@ class TurnBoundary(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """The sums, of the end-of-turn token of most steps and its separator, and the rows."""
-        known = run.rows.filter(pl.col("next") >= 0)
-        most = known.group_by("end", "next").agg(pl.sum("inside_next")).sort("inside_next", "end", "next").tail(1)
+        ends = run.rows.filter(pl.col("next") >= 0)
+        most = ends.group_by("end", "next").agg(pl.sum("inside_next")).sort("inside_next", "end", "next").tail(1)
         if most.is_empty():
             return run.rows.with_columns(end=pl.lit(None, pl.Float64))
         end, after, _ = most.row(0)
@@ -100,13 +100,13 @@ class TurnBoundary(TableRule):
     def quantities(self) -> Mapping[str, Quantity]:
         """Count turns without the separator."""
         is_known = pl.col("end").is_not_null() & (pl.col("next") >= 0)
-        own = {name: pl.col(name).filter(is_known).sum() for name in ("ends", "bare", "inside", "inside_next")}
+        sums = {name: pl.col(name).filter(is_known).sum() for name in ("ends", "bare", "inside", "inside_next")}
         return {
-            "bare_share": (own["bare"] / own["ends"], "share"),
-            "bare_turns": (own["bare"].cast(pl.Int64), "turns"),
-            "turns": (own["ends"].cast(pl.Int64), "turns"),
-            "rendered_share": (own["inside_next"] / own["inside"], "share"),
-            "rendered": (own["inside"].cast(pl.Int64), "tokens"),
+            "bare_share": (sums["bare"] / sums["ends"], "share"),
+            "bare_turns": (sums["bare"].cast(pl.Int64), "turns"),
+            "turns": (sums["ends"].cast(pl.Int64), "turns"),
+            "rendered_share": (sums["inside_next"] / sums["inside"], "share"),
+            "rendered": (sums["inside"].cast(pl.Int64), "tokens"),
             "end_id": (pl.first("end").cast(pl.Int64), "id"),
             "separator_id": (pl.col("next").filter(is_known).first().cast(pl.Int64), "id"),
         }

@@ -167,45 +167,45 @@ class VersionStamps(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where a row contradicts itself, a warning else."""
-        table, found = run.table, list[tuple[str, str]]()
+        table, faults = run.table, list[tuple[str, str]]()
         if run["backwards_rows"]:
-            told = counted(run.count("backwards_rows"), "row")
-            found.append(
-                (f"{told} have policy_version_max below policy_version_min", "set both stamps of a row at once")
+            subject = counted(run.count("backwards_rows"), "row")
+            faults.append(
+                (f"{subject} have policy_version_max below policy_version_min", "set both stamps of a row at once")
             )
         if run["placeholder_rows"]:
-            told = f"{counted(run.count('placeholder_rows'), 'row')} of {int(table['rows'].sum()):,}"
+            subject = f"{counted(run.count('placeholder_rows'), 'row')} of {int(table['rows'].sum()):,}"
             do = "take the oldest version over response tokens alone: prompt tokens have none"
-            found.append((f"the oldest version is a placeholder below 0 in {told} whose newest is known", do))
+            faults.append((f"the oldest version is a placeholder below 0 in {subject} whose newest is known", do))
         beyond = sorted(set(table.filter(pl.col("beyond") > 0)["step"].to_list()))
         if beyond:
             steps, first = len(beyond), beyond[0]
             words = f"{counted(steps, 'step')} from {first} on {'holds' if steps == 1 else 'hold'} versions from after"
-            found.append((f"{words} {'it' if steps == 1 else 'them'}", "read the version before the request is sent"))
+            faults.append((f"{words} {'it' if steps == 1 else 'them'}", "read the version before the request is sent"))
         if run["fallen_from"] is not None:
             words = _fall(table, int(run["fallen_from"]))
-            found.append((words, "restore the version of the policy when a run is resumed"))
+            faults.append((words, "restore the version of the policy when a run is resumed"))
         if run["trainer_move"] is not None:
             same = counted(run.count("same_version_steps"), "step")
             version = table.filter("same")["last"].to_list()[-1]
-            found.append(
+            faults.append(
                 (
                     f"the stamp stays at {version} in {same} in which the trainer moved by "
                     f"{number(run['trainer_move'])} nats and the sampler followed it",
                     "set the version at every weight sync",
                 )
             )
-        if not found:
+        if not faults:
             return None
         is_error = bool(run["backwards_rows"])
         return Judgement(
             severity=Severity.ERROR if is_error else Severity.WARNING,
             confirmed=is_error,
-            headline=found[0][0],
-            message="; ".join(words for words, _ in found),
+            headline=faults[0][0],
+            message="; ".join(words for words, _ in faults),
             evidence="the stamps of the rows"
             + ("" if run["trainer_move"] is None else ", and the log-probs of sampler, trainer and reference"),
-            advice="; ".join(do for _, do in found),
+            advice="; ".join(do for _, do in faults),
         )
 
 

@@ -24,14 +24,14 @@ def decayed(norms: Sequence[float | None], beta1: float, clip: float) -> list[fl
     >>> [round(share, 4) for share in decayed([3e-6, 1e-6], beta1=0.5, clip=1e-6) if share]
     [1.0, 0.5714]
     """
-    found: list[float | None] = []
+    shares: list[float | None] = []
     total = 0.0
     for norm in norms:
         total *= beta1
-        kept = math.nan if norm is None else norm * min(1.0, clip / (norm + _SMALL)) if clip else norm
-        total += kept
-        found.append(kept / total if 0 < total < math.inf else None)
-    return found
+        clipped = math.nan if norm is None else norm * min(1.0, clip / (norm + _SMALL)) if clip else norm
+        total += clipped
+        shares.append(clipped / total if 0 < total < math.inf else None)
+    return shares
 
 
 def shares_in_moment(norms: pl.DataFrame, context: Context) -> pl.DataFrame:

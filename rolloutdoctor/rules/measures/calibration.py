@@ -22,14 +22,14 @@ def calibration(sample: Sample, *chosen_N: Tensor | None) -> dict[str, Any]:
     """Compare the tokens of each step with the logged entropy, ``[S]``, in rows that all choose, ``[N]`` bool each."""
     if sample.entropy is None:
         return {}
-    known = np.isfinite(sample.entropy)
+    is_known = np.isfinite(sample.entropy)
     for one_N in chosen_N:
         if one_N is not None:
-            known &= sample.runs.spread(one_N.cpu().numpy()[sample.row])
-    entropy = np.where(known, sample.entropy, 0.0)
-    surprise = sample.by_row(np.where(known, -sample.trainer - entropy, 0.0))
+            is_known &= sample.runs.spread(one_N.cpu().numpy()[sample.row])
+    entropy = np.where(is_known, sample.entropy, 0.0)
+    surprise = sample.by_row(np.where(is_known, -sample.trainer - entropy, 0.0))
     return {
-        "calibrated": sample.tokens_by_step.count(known),
+        "calibrated": sample.tokens_by_step.count(is_known),
         "surprise": sample.by_step.sum(surprise),
         "surprise_square": sample.by_step.sum(np.square(surprise)),
         "entropy": sample.tokens_by_step.sum(entropy),

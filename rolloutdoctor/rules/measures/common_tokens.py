@@ -73,7 +73,7 @@ def common_tokens(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor
     """
     if "rare" not in measured or batch.groups is None:
         return None
-    found = torch.zeros(len(batch), dtype=torch.float64)
+    leaked_N = torch.zeros(len(batch), dtype=torch.float64)
     lengths = batch.rows.diff().cpu().numpy()
     group = batch.groups.index_N.cpu().numpy()
     rows_of = np.bincount(group, weights=lengths > 0, minlength=len(batch.groups)).astype(np.int64)
@@ -84,19 +84,19 @@ def common_tokens(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor
     order = np.argsort(key, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(key[order]) != 0]) if len(order) else order
     if not len(starts):
-        return found
+        return leaked_N
     its_group = group[row[order[starts]]]
     counts = np.diff(np.r_[starts, len(order)])
     low, high = (each.reduceat(ids[order], starts) for each in (np.minimum, np.maximum))
     beyond = np.add.reduceat(nats[order], starts) - np.maximum.reduceat(nats[order], starts)
     is_common = (counts == rows_of[its_group]) & (counts > 1) & (low == high)
     total = np.bincount(its_group[is_common], beyond[is_common], minlength=len(rows_of))
-    for one in np.flatnonzero(total >= BEYOND):
-        here = is_common & (its_group == one)
-        rows = np.flatnonzero((group == one) & (lengths > 0))
-        spans = _leaked(batch, rows, place[order[starts[here]]], beyond[here])
-        found[torch.from_numpy(rows)] = float(spans)
-    return found
+    for number in np.flatnonzero(total >= BEYOND):
+        is_part = is_common & (its_group == number)
+        rows = np.flatnonzero((group == number) & (lengths > 0))
+        spans = _leaked(batch, rows, place[order[starts[is_part]]], beyond[is_part])
+        leaked_N[torch.from_numpy(rows)] = float(spans)
+    return leaked_N
 
 
 def _leaked(batch: RolloutBatch, rows: NDArray[np.int64], places: NDArray[np.int64], nats: NDArray[np.float64]) -> int:

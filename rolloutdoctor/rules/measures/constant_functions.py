@@ -82,15 +82,15 @@ def constant_functions(table: pl.DataFrame, context: Context, fewest: int) -> It
 
     unweighted = _has_weight_of_zero(context)
     for name, (metric, spread) in functions_of(context).items():
-        known = table.drop_nulls(metric).filter(pl.col(metric).is_finite())
-        values = known[metric].to_numpy()
+        finite = table.drop_nulls(metric).filter(pl.col(metric).is_finite())
+        values = finite[metric].to_numpy()
         if len(values) < fewest:
             continue
         before = values[: len(values) - int(np.argmin(np.append(values[::-1] == values[-1], False)))]
         held, value = len(values) - len(before), float(values[-1])
         if held < max(fewest, len(values) / 2) or _is_chance(before == value, held):
             continue
-        stds = None if spread is None else known[spread][len(before) :].fill_null(float("nan")).to_numpy()
+        stds = None if spread is None else finite[spread][len(before) :].fill_null(float("nan")).to_numpy()
         if stds is not None and np.nanmax(stds, initial=0.0) > 0:
             continue
         spared = unweighted or any(word in name.lower() for word in ("penalt", "punish"))
@@ -98,7 +98,7 @@ def constant_functions(table: pl.DataFrame, context: Context, fewest: int) -> It
         yield Constant(
             name=name,
             value=value,
-            since=int(known["step"][len(before)]),
+            since=int(finite["step"][len(before)]),
             steps=held,
             whole=not len(before),
             proved=stds is not None and not np.isnan(stds).any() and not may_round(context, str(spread)),

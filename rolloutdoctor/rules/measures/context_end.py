@@ -61,8 +61,8 @@ def ends_of(block: "TokenBlock") -> "Mapping[str, Tensor]":
 
 def ends_in(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the lines from which `at_context_end` tells, one a response: `alike` is how many it stands for."""
-    known = rows.filter(pl.col("context") > 0, pl.col("end").is_finite(), pl.col("before").is_finite())
-    return known.select(*STEP_KEY, *ADDS, "tokens", alike=pl.lit(1, pl.Int64))
+    with_context = rows.filter(pl.col("context") > 0, pl.col("end").is_finite(), pl.col("before").is_finite())
+    return with_context.select(*STEP_KEY, *ADDS, "tokens", alike=pl.lit(1, pl.Int64))
 
 
 def only_ends(lines: pl.DataFrame) -> pl.DataFrame:

@@ -90,23 +90,23 @@ def slopes(
     step_N = batch.by_step.cpu.step_N
     context = scramble(measured["before"] + (scramble(prompt_N) + step_N)[:, None]).numpy()
     sampler, trainer = measured["first_sampler"].numpy(), measured["first_trainer"].numpy()
-    here = np.isfinite(sampler) & np.isfinite(trainer) & _shared(context)
+    is_there = np.isfinite(sampler) & np.isfinite(trainer) & _shared(context)
     if fresh_N is not None:
-        here &= fresh_N.cpu().numpy()[:, None]
-    step = step_N.numpy()[here.nonzero()[0]]
-    return _binned(*_slopes(context[here], step, sampler[here], trainer[here]), len(batch.step_numbers))
+        is_there &= fresh_N.cpu().numpy()[:, None]
+    step = step_N.numpy()[is_there.nonzero()[0]]
+    return _binned(*_slopes(context[is_there], step, sampler[is_there], trainer[is_there]), len(batch.step_numbers))
 
 
 def _shared(context: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Places whose context another row has, ``[N, FIRST]`` bool: rows that have parted stay apart."""
-    found, rows = np.zeros(context.shape, bool), np.arange(len(context))
+    is_shared, rows = np.zeros(context.shape, bool), np.arange(len(context))
     for place in range(context.shape[1]):
         _, index, size = np.unique(context[rows, place], return_inverse=True, return_counts=True)
         rows = rows[size[index] > 1]
         if not len(rows):
             break
-        found[rows, place] = True
-    return found
+        is_shared[rows, place] = True
+    return is_shared
 
 
 def _slopes(
@@ -119,12 +119,14 @@ def _slopes(
         return np.bincount(index, x, len(size)).astype(np.float64)
 
     apart_s, apart_o = (x - (total(x) / size)[index] for x in values)
-    own, other, product = total(apart_s**2), total(apart_o**2), total(apart_s * apart_o)
-    wide = own + other >= LEAST_SPREAD
-    own, other, product = own[wide], other[wide], product[wide]
+    sampler_sq, trainer_sq, product = total(apart_s**2), total(apart_o**2), total(apart_s * apart_o)
+    wide = sampler_sq + trainer_sq >= LEAST_SPREAD
+    sampler_sq, trainer_sq, product = sampler_sq[wide], trainer_sq[wide], product[wide]
     with np.errstate(all="ignore"):
-        found: NDArray[np.float64] = (own - other + np.hypot(own - other, 2 * product)) / (2 * product)
-    return found, step[first[wide]]
+        slope: NDArray[np.float64] = (sampler_sq - trainer_sq + np.hypot(sampler_sq - trainer_sq, 2 * product)) / (
+            2 * product
+        )
+    return slope, step[first[wide]]
 
 
 def _binned(

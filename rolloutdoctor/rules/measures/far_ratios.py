@@ -26,14 +26,14 @@ def far_ratios(block: TokenBlock, old: str, above: float) -> dict[str, Tensor]:
     policy_T, other_T, offsets = block.column("policy_log_probs"), block.column(old), block.runs.offsets
     moved_n = block.row_sum(block.trained_T & is_unequal(policy_T, other_T))
     nothing_n = torch.zeros_like(moved_n)
-    found = {"far": nothing_n, "far_ratio": nothing_n, "largest": nothing_n - inf, "moved": moved_n}
+    measures = {"far": nothing_n, "far_ratio": nothing_n, "largest": nothing_n - inf, "moved": moved_n}
     gap = gap_of(block, (old, "policy_log_probs"))
     # The extremes settle it for nearly every block.
     places = None if gap is None or gap.high <= log(above) else outside(gap.apart_T, -inf, log(above))
     if places is None:
-        return found
+        return measures
     log_ratio_P = policy_T[places].double() - other_T[places].double()
     row_P = torch.searchsorted(offsets, places, right=True) - 1
     for name, x_P in (("far", torch.ones_like(log_ratio_P)), ("far_ratio", log_ratio_P.clamp(max=80.0).exp())):
-        found[name] = total_by(row_P, x_P, len(block.runs)).double()
-    return found | {"largest": found["largest"].scatter_reduce(0, row_P, log_ratio_P, "amax")}
+        measures[name] = total_by(row_P, x_P, len(block.runs)).double()
+    return measures | {"largest": measures["largest"].scatter_reduce(0, row_P, log_ratio_P, "amax")}

@@ -38,8 +38,8 @@ def first_tokens(block: TokenBlock, count: int, names: Collection[str] = tuple(C
     first_N = block.batch.first_update_N
     if first_N is not None:
         is_known_nK = is_known_nK & first_N[block.rows, None]
-    found = {key: block.column(name)[places_nK].double() for key, name in pair.items()}
-    return {"through": through_nK, **{key: x_nK.where(is_known_nK, torch.nan) for key, x_nK in found.items()}}
+    columns = {key: block.column(name)[places_nK].double() for key, name in pair.items()}
+    return {"through": through_nK, **{key: x_nK.where(is_known_nK, torch.nan) for key, x_nK in columns.items()}}
 
 
 def contexts_of(rows: Mapping[str, Tensor], prompt_N: Tensor | None) -> dict[str, Tensor | None]:
@@ -49,9 +49,9 @@ def contexts_of(rows: Mapping[str, Tensor], prompt_N: Tensor | None) -> dict[str
         rows: what `first_tokens` returned.
         prompt_N: hash of each row's prompt, 0 where unknown; None: no column says.
     """
-    found: dict[str, Tensor | None] = {}
+    contexts: dict[str, Tensor | None] = {}
     for place, through_N in enumerate(rows["through"].unbind(1) if rows else ()):
-        found[f"context_{place}"] = scramble((0 if prompt_N is None else prompt_N) ^ scramble(through_N + place))
+        contexts[f"context_{place}"] = scramble((0 if prompt_N is None else prompt_N) ^ scramble(through_N + place))
         for name in COLUMNS.keys() & rows.keys():
-            found[f"{name}_{place}"] = (rows[name][:, place] * 2**20).round() / 2**20
-    return found
+            contexts[f"{name}_{place}"] = (rows[name][:, place] * 2**20).round() / 2**20
+    return contexts

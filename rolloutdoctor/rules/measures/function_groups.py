@@ -13,11 +13,11 @@ def groups_by_function(rows: pl.DataFrame, score: pl.Expr) -> pl.DataFrame:
         score: the reward that the estimator sees.
     """
     group, value, length = [*STEP_KEY, "compared"], pl.col("value"), pl.col("tokens")
-    seen, finite = pl.coalesce("logged", "advantage"), value.filter(value.is_finite())
+    used_advantage, finite = pl.coalesce("logged", "advantage"), value.filter(value.is_finite())
     voted, voting = score.filter("in_baseline"), value.filter("in_baseline")
     spread, noise = voted.nan_max() - voted.nan_min(), 4 * 2.0**-23 * voted.abs().nan_max()
     rows = rows.drop_nulls("compared").with_columns(
-        advantage=pl.when(seen.is_finite()).then(seen).otherwise(0.0),
+        advantage=pl.when(used_advantage.is_finite()).then(used_advantage).otherwise(0.0),
         apart=length - length.mean().over(group),
         is_grouped=(pl.n_unique("compared") == pl.n_unique("group")).over(STEP_KEY),
     )

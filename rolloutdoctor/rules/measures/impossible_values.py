@@ -37,8 +37,8 @@ def impossible_values(block: TokenBlock, columns: Sequence[str], of_loss: Collec
     for number, name in bad:
         here_T = _bad(name, block.column(name))
         row, place = block.runs.first(here_T)
-        found = torch.stack([place * 0 + number, block.position_T[place], block.column(name)[place]], 1).double()
-        first[row] = torch.where(first[row, :1] < 0, found, first[row])
+        triples = torch.stack([place * 0 + number, block.position_T[place], block.column(name)[place]], 1).double()
+        first[row] = torch.where(first[row, :1] < 0, triples, first[row])
         bad_T, loss_T = bad_T | here_T, loss_T | here_T if name in of_loss else loss_T
     counts = {"all": bad_T, "trained": bad_T & block.trained_T, "loss": loss_T & block.trained_T}
     return {name: block.row_sum(x_T) for name, x_T in counts.items()} | where

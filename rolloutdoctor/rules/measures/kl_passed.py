@@ -21,8 +21,8 @@ def fell_back(run: Measured, values: "Values", limit: float, long: float, contex
         return None
     # A line between two others may be below the limit, and its median is not.
     begun, ended = np.flatnonzero(above)[[0, -1]]
-    beside = max(begun - _width(values) // 2, 0)
-    places = beside + np.flatnonzero(values[beside : ended + _width(values) // 2 + 1] > limit)
+    start = max(begun - _width(values) // 2, 0)
+    places = start + np.flatnonzero(values[start : ended + _width(values) // 2 + 1] > limit)
     first, last = (step_at(run, int(place)) for place in places[[0, -1]])
     most, end = float(values[places].max()), float(np.median(values[-_width(values) :]))
     words = (

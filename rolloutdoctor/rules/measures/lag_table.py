@@ -60,10 +60,10 @@ class LagTable:
     @cached_property
     def by_step(self) -> list[tuple[int, float]]:
         """Step and the median size of the gap of its newest rows."""
-        found: dict[int, float] = {}
+        middles: dict[int, float] = {}
         for cell in self.cells:
-            found.setdefault(cell.step, cell.middle)
-        return sorted(found.items())
+            middles.setdefault(cell.step, cell.middle)
+        return sorted(middles.items())
 
     @cached_property
     def buckets(self) -> pl.DataFrame:
@@ -95,7 +95,7 @@ class LagTable:
         """
         steps = self.by_step
         sizes = [size for _, size in steps]
-        if len(sizes) >= 5 and all(one < other for one, other in pairwise(sizes)):
+        if len(sizes) >= 5 and all(left < right for left, right in pairwise(sizes)):
             return sizes[0], sizes[-1], 1.0
         ends = growth(sizes) if len(sizes) >= 8 else None
         return None if ends is None else (*ends, spearman([step for step, _ in steps], sizes) or 0.0)
@@ -148,5 +148,5 @@ class LagTable:
             before = version
         if not stretches or len(stretches[-1]) < least:
             return None
-        longest = max((len(one) for one in stretches[:-1]), default=0)
+        longest = max((len(stretch) for stretch in stretches[:-1]), default=0)
         return (stretches[-1][0], len(stretches[-1])) if len(stretches[-1]) >= 4 * longest else None

@@ -14,15 +14,15 @@ def negative_kl(run: Measured, context: Context) -> Judgement | None:
 
     What an unknown trainer subtracts may be named so, too: its coefficient is only exposed.
     """
-    own = _of_trainer(context)
-    found = own or _of_settings(context)
-    if found is None or not len(run.table):
+    of_trainer = _of_trainer(context)
+    setting = of_trainer or _of_settings(context)
+    if setting is None or not len(run.table):
         return None
-    name, value = found
+    name, value = setting
     words = f"the KL coefficient is {number(value)}: the loss rewards distance from the reference"
     return Judgement(
         severity=Severity.WARNING,
-        confirmed=own is not None and not context.unread_release,
+        confirmed=of_trainer is not None and not context.unread_release,
         headline=words,
         message=f"{name} is {number(value)}: a KL term with a negative coefficient lowers the loss as the KL grows.",
         evidence=f"the stated option {name}",
@@ -43,14 +43,16 @@ def _of_trainer(context: Context) -> tuple[str, float] | None:
 
 def _is_off(context: Context) -> bool:
     """Tell a trainer whose switch leaves the KL term out; the coefficient that stands for the refused one may be 0."""
-    is_switched = context.trainer is not None and any(one.name.endswith(_SWITCH) for one in context.trainer.options)
+    is_switched = context.trainer is not None and any(
+        option.name.endswith(_SWITCH) for option in context.trainer.options
+    )
     return is_switched and (context.objective is None or context.objective.kl_loss is None)
 
 
 def _of_settings(context: Context) -> tuple[str, float] | None:
     if _is_off(context):
         return None
-    for one in context.settings:
-        if one.title == "KL coefficient" and isinstance(one.value, int | float) and one.value < 0:
-            return one.name, float(one.value)
+    for setting in context.settings:
+        if setting.title == "KL coefficient" and isinstance(setting.value, int | float) and setting.value < 0:
+            return setting.name, float(setting.value)
     return None

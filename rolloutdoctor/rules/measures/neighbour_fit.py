@@ -60,10 +60,10 @@ def errors_of(sample: "Sample", limits: Limits, by_step: "ByStep") -> "list[Tens
     import numpy as np
     import torch
 
-    found = torch.full((len(COLUMNS), int(by_step.size.sum())), torch.nan, dtype=torch.float64)
+    errors = torch.full((len(COLUMNS), int(by_step.size.sum())), torch.nan, dtype=torch.float64)
     if not len(sample.place):
-        return list(found)
-    own, other, place = sample.sampler, sample.trainer, sample.place
+        return list(errors)
+    sampler, trainer, place = sample.sampler, sample.trainer, sample.place
     # Tokens that the next one of their row does not follow at once.
     is_last = np.append(place[1:] != place[:-1] + 1, True)
     is_last[sample.runs.cuts[1:] - 1] = True
@@ -76,17 +76,17 @@ def errors_of(sample: "Sample", limits: Limits, by_step: "ByStep") -> "list[Tens
         return sample.by_row(np.square(buffer, out=buffer))
 
     count = np.maximum(sample.by_row(~is_last), 1)
-    buffer[:-1] = other[:-1]
+    buffer[:-1] = trainer[:-1]
     buffer[last] = 0
     mean = sample.by_row(buffer) / count
-    spread = total(other[:-1], sample.runs.spread(mean)[:-1]) / count
+    spread = total(trainer[:-1], sample.runs.spread(mean)[:-1]) / count
     varies = (count >= limits.pairs) & (spread > limits.spread**2)
-    aligned = (total(other[:-1], own[:-1]) + total(other[1:], own[1:])) / 2
-    late, early = total(other[:-1], own[1:]), total(other[1:], own[:-1])
-    found[:3, sample.row[varies]] = torch.from_numpy(np.stack([aligned, late, early])[:, varies])
+    aligned = (total(trainer[:-1], sampler[:-1]) + total(trainer[1:], sampler[1:])) / 2
+    late, early = total(trainer[:-1], sampler[1:]), total(trainer[1:], sampler[:-1])
+    errors[:3, sample.row[varies]] = torch.from_numpy(np.stack([aligned, late, early])[:, varies])
     z_S = fit_of_steps(sample, np.append(~is_last[:-1], False), np.stack([count, aligned, late, early], 1))
-    found[3] = by_step.cpu.expand(z_S)
-    return list(found)
+    errors[3] = by_step.cpu.expand(z_S)
+    return list(errors)
 
 
 def fit_of_steps(
@@ -121,21 +121,28 @@ def fit_of_steps(
     place = np.flatnonzero(is_pair & sample.runs.spread(first))
     tokens = sample.tokens_by_step.at(place)
     ranks = StepRanks(tokens)
-    own, other, own_next, other_next = (
+    sampler, trainer, sampler_next, trainer_next = (
         ranks.centred(x[place + later]) for later in (0, 1) for x in (sample.sampler, sample.trainer)
     )
 
     def correlation(x: "NDArray[np.float64]", y: "NDArray[np.float64]") -> "NDArray[np.float64]":
         return ranks.correlation(x, y).clip(1e-9 - 1, 1 - 1e-9)
 
-    late, early, between = correlation(other, own_next), correlation(other_next, own), correlation(own, own_next)
+    late, early, between = (
+        correlation(trainer, sampler_next),
+        correlation(trainer_next, sampler),
+        correlation(sampler, sampler_next),
+    )
     sides = []
-    for side, far, here in (late, early, correlation(other, own)), (early, late, correlation(other_next, own_next)):
-        rest = 1 - here**2 - side**2 - between**2 + 2 * here * side * between
+    for side, far, fit in (
+        (late, early, correlation(trainer, sampler)),
+        (early, late, correlation(trainer_next, sampler_next)),
+    ):
+        rest = 1 - fit**2 - side**2 - between**2 + 2 * fit * side * between
         with np.errstate(all="ignore"):
-            spread = 2 * (count - 1) / (count - 3) * rest + (here + side) ** 2 / 4 * (1 - between) ** 3
-            z = (side - here) * np.sqrt((count - 1) * (1 + between) / np.maximum(spread, 1e-9))
+            spread = 2 * (count - 1) / (count - 3) * rest + (fit + side) ** 2 / 4 * (1 - between) ** 3
+            z = (side - fit) * np.sqrt((count - 1) * (1 + between) / np.maximum(spread, 1e-9))
             z = np.minimum(z, (np.arctanh(side) - np.arctanh(far)) * np.sqrt((count - 3) / 2))
-        sides.append(np.where(UPDATES.pooled * (1 - side**2) <= 1 - here**2, np.nan_to_num(z), 0.0))
+        sides.append(np.where(UPDATES.pooled * (1 - side**2) <= 1 - fit**2, np.nan_to_num(z), 0.0))
     # At most one of them is above 0.
     return np.where(count >= LEAST_PAIRS, sides[0].clip(0) - sides[1].clip(0), np.nan)

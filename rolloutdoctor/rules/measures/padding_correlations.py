@@ -39,8 +39,8 @@ def padding_correlations(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _product(one: str, other: str) -> pl.Expr:
-    return (pl.col(one).cast(pl.Float64) * pl.col(other)).sum().over(STEP_KEY)
+def _product(left: str, right: str) -> pl.Expr:
+    return (pl.col(left).cast(pl.Float64) * pl.col(right)).sum().over(STEP_KEY)
 
 
 def _centred(name: str) -> pl.Expr:
@@ -53,13 +53,13 @@ def _without(name: str, other: str) -> pl.Expr:
     return pl.col(name) - pl.col(other) * pl.when(square > 1e-9).then(_product(name, other) / square).otherwise(0.0)
 
 
-def _spearman(one: str, other: str) -> pl.Expr:
+def _spearman(left: str, right: str) -> pl.Expr:
     """Rank correlation; 0 where one does not vary."""
-    return pl.corr(one, other, method="spearman").fill_nan(0.0)
+    return pl.corr(left, right, method="spearman").fill_nan(0.0)
 
 
 def _partial(third: str) -> pl.Expr:
     """Rank correlation of gap and padding with a third column partialled out."""
-    whole, first, second = _spearman("gap", "padding"), _spearman("gap", third), _spearman("padding", third)
+    overall, first, second = _spearman("gap", "padding"), _spearman("gap", third), _spearman("padding", third)
     rest = (1 - first**2) * (1 - second**2)
-    return pl.when(rest > 1e-9).then((whole - first * second) / rest.sqrt()).otherwise(0.0)
+    return pl.when(rest > 1e-9).then((overall - first * second) / rest.sqrt()).otherwise(0.0)

@@ -22,9 +22,9 @@ def errors_by_padding(sample: Sample, limits: Limits, batch: RolloutBatch) -> li
     Returns:
         `COLUMNS`, ``[N]`` each, as `errors_of`; the last, of whole steps, is NaN.
     """
-    found = torch.full((len(COLUMNS), len(batch)), torch.nan, dtype=torch.float64)
+    columns = torch.full((len(COLUMNS), len(batch)), torch.nan, dtype=torch.float64)
     if not len(sample.place):
-        return list(found)
+        return list(columns)
     length_N, by_step = batch.rows.diff().cpu(), batch.by_step.cpu
     padding_N = by_step.expand(by_step.high(length_N)).long() - length_N
     apart = sample.by_row(np.square(sample.apart)) / np.maximum(sample.length, 1)
@@ -34,8 +34,8 @@ def errors_by_padding(sample: Sample, limits: Limits, batch: RolloutBatch) -> li
     padding_N *= by_step.expand(by_step.any(differs_N))
     errors = padding_errors(sample, padding_N.numpy(), limits)
     errors[1:] = np.where(np.isnan(errors[0]), np.nan, np.nan_to_num(errors[1:], nan=np.inf))
-    found[:3, sample.row] = torch.from_numpy(errors)
-    return list(found)
+    columns[:3, sample.row] = torch.from_numpy(errors)
+    return list(columns)
 
 
 def padding_errors(sample: Sample, padding_N: NDArray[np.int64], limits: Limits) -> NDArray[np.float64]:
@@ -50,12 +50,12 @@ def padding_errors(sample: Sample, padding_N: NDArray[np.int64], limits: Limits)
         ``[3, r]``: sums of squared differences of the sampled rows in place, with their own log-probs late, and early;
         NaN where a row has less padding than `LEAST_PADDING`, or its log-probs do not vary.
     """
-    found = np.full((3, len(sample.row)), np.nan)
+    stacked = np.full((3, len(sample.row)), np.nan)
     padding_r = padding_N[sample.row]
     has = padding_r >= LEAST_PADDING
     if not has.any():
-        return found
-    own, other, place = sample.sampler, sample.trainer, sample.place
+        return stacked
+    sampler, trainer, place = sample.sampler, sample.trainer, sample.place
     row, by = (sample.runs.spread(x) for x in (np.arange(len(sample.row)), np.where(has, padding_r, 0)))
     key = row * int(place.max() + by.max() + 1) + place
     errors = []
@@ -65,12 +65,12 @@ def padding_errors(sample: Sample, padding_N: NDArray[np.int64], limits: Limits)
         at = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
         fits = (key[at] == wanted) & (row[at] == row) & (by > 0)
         count = np.maximum(sample.by_row(fits), 1)
-        mean = sample.by_row(np.where(fits, other[at], 0.0)) / count
-        varies = sample.by_row(np.where(fits, np.square(other[at] - sample.runs.spread(mean)), 0.0)) / count
-        moved, here = (sample.by_row(np.where(fits, np.square(own - x), 0.0)) for x in (other[at], other))
-        known = has & (count >= limits.pairs) & (varies > limits.spread**2)
-        errors.append((np.where(known, moved, np.nan), np.where(known, here, np.nan)))
+        mean = sample.by_row(np.where(fits, trainer[at], 0.0)) / count
+        varies = sample.by_row(np.where(fits, np.square(trainer[at] - sample.runs.spread(mean)), 0.0)) / count
+        moved, aligned = (sample.by_row(np.where(fits, np.square(sampler - x), 0.0)) for x in (trainer[at], trainer))
+        is_known = has & (count >= limits.pairs) & (varies > limits.spread**2)
+        errors.append((np.where(is_known, moved, np.nan), np.where(is_known, aligned, np.nan)))
     (late, late_here), (early, early_here) = errors
-    found[0] = np.where(np.nan_to_num(late, nan=np.inf) <= np.nan_to_num(early, nan=np.inf), late_here, early_here)
-    found[1:] = late, early
-    return found
+    stacked[0] = np.where(np.nan_to_num(late, nan=np.inf) <= np.nan_to_num(early, nan=np.inf), late_here, early_here)
+    stacked[1:] = late, early
+    return stacked

@@ -57,26 +57,26 @@ def placeholders_of(block: "TokenBlock", places: "Tensor") -> "dict[str, Tensor]
     held = is_held.nonzero().squeeze(1)
     first = held[row[held].diff(prepend=row.new_full((1,), -1)) > 0]
     where = {"first": places[first] - offsets[row[first]], "sampler": pair[0][first], "trainer": pair[1][first]}
-    found = {name: torch.zeros(len(block.runs), dtype=torch.float64) for name in where}
+    counts = {name: torch.zeros(len(block.runs), dtype=torch.float64) for name in where}
     for name, x in where.items():
-        found[name][row[first]] = x.double()
+        counts[name][row[first]] = x.double()
     tails = torch.zeros(len(block.runs), len(SIDES), dtype=torch.bool)
     _tails(block, row[places >= offsets[1:][row] - TAIL].to(block.runs.offsets.device), tails)
     return {
-        **found,
+        **counts,
         **dict(zip((*PLACEHOLDERS, *CERTAIN), map(by_row, (*kinds, *certain)), strict=True)),
         **dict(zip(TAILS, tails.double().unbind(1), strict=True)),
         "placeholder_weights": by_row(is_held & is_sampled_n[row], weight),
     }
 
 
-def _tails(block: "TokenBlock", rows: "Tensor", found: "Tensor") -> None:
+def _tails(block: "TokenBlock", rows: "Tensor", tails: "Tensor") -> None:
     """Mark rows that end with equal log-probs of each side where the other's differ, in ``[n, 2]`` bool.
 
     Args:
         block: the rows.
         rows: those that end with a token whose log-probs are far apart.
-        found: is written to.
+        tails: is written to.
     """
     import torch
 
@@ -86,4 +86,4 @@ def _tails(block: "TokenBlock", rows: "Tensor", found: "Tensor") -> None:
     pair = [block.column(name)[at] for name in SIDES.values()]
     trained = block.trained_T[at].all(1)
     equal = [trained & (x == x[:, :1]).all(1) & (x[:, 0] != 0) for x in pair]
-    found[rows.cpu()] = torch.stack([equal[0] & ~equal[1], equal[1] & ~equal[0]], 1).cpu()
+    tails[rows.cpu()] = torch.stack([equal[0] & ~equal[1], equal[1] & ~equal[0]], 1).cpu()

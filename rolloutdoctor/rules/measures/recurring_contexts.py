@@ -23,9 +23,9 @@ def contexts_at(rows: pl.DataFrame, *is_kept: pl.Expr, **more: pl.Expr) -> pl.Da
         is_kept: which lines, by ``context, sampler, trainer`` at the place and `more`.
         more: columns beside these.
     """
-    names, known = ("context", "sampler", "trainer"), rows.filter(pl.col("prompt") != 0)
+    names, prompted = ("context", "sampler", "trainer"), rows.filter(pl.col("prompt") != 0)
     at = [{"place": pl.lit(place)} | {name: pl.col(f"{name}_{place}") for name in names} for place in range(TOKENS)]
-    return smallest(pl.concat(known.select(*STEP_KEY, **own, **more).filter(*is_kept) for own in at))
+    return smallest(pl.concat(prompted.select(*STEP_KEY, **columns, **more).filter(*is_kept) for columns in at))
 
 
 def smallest(lines: pl.DataFrame) -> pl.DataFrame:

@@ -37,8 +37,8 @@ def relation_sums(run: RunTables, most: int | None) -> tuple[pl.DataFrame, pl.Da
         named = metrics.select(*STEP_KEY, parts, value="logged").unnest("metric")
         lines = named.group_by(*STEP_KEY, "subject", maintain_order=True).agg(**value)
         added_up.append(lines.group_by("subject", **of_block, maintain_order=True).agg(*sums, steps=pl.len()))
-        found = lines.drop_nulls("row").select(*STEP_KEY, "subject", pl.col("row").cast(pl.Int64), value="worst")
-        rows = pl.concat([rows, found])
+        relations = lines.drop_nulls("row").select(*STEP_KEY, "subject", pl.col("row").cast(pl.Int64), value="worst")
+        rows = pl.concat([rows, relations])
         if most is not None:
             largest = rows.sort("value", "step", "row", descending=[True, False, False], maintain_order=True)
             rows = largest.head(most)

@@ -35,7 +35,7 @@ def repeats(steps: Sequence[int], sets: Sequence[int], epochs: Sequence[float | 
     """
     starts: dict[tuple[int, ...], int] = {}
     new = {key: place for place, key in reversed(list(enumerate(sets)))}
-    found = []
+    repeated = []
     place = 0
     while place + 2 <= len(sets):
         keys = [tuple(sets[place : place + size]) for size in (fewest, 2)]
@@ -54,11 +54,11 @@ def repeats(steps: Sequence[int], sets: Sequence[int], epochs: Sequence[float | 
             end += 1
         # The first epoch ends where it first repeats: all of it would have to recur before anything else.
         goes_on = end < len(sets) and new[sets[end]] >= place
-        found += [(step, steps[place], steps[source], later, goes_on) for step in steps[place:end]]
+        repeated += [(step, steps[place], steps[source], later, goes_on) for step in steps[place:end]]
         place = end
     kinds = {"step": pl.Int64, "first": pl.Int64, "source": pl.Int64, "later": pl.Float64, "goes_on": pl.Boolean}
-    return pl.DataFrame(found, kinds, orient="row")
+    return pl.DataFrame(repeated, kinds, orient="row")
 
 
-def _difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else other - one
+def _difference(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else right - left

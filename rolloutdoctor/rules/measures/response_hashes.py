@@ -31,11 +31,11 @@ def response_hashes(block: TokenBlock, name: str | None, followed: int) -> dict[
         response_n = block.row_column("response")
         hash_nK, seed_n = response_n.new_zeros(len(response_n), len(LENGTHS)), torch.zeros_like(response_n)
     names = [f"prefix_{length}" for length in LENGTHS]
-    found = {"response": response_n, "seed": seed_n, **dict(zip(names, hash_nK.unbind(1), strict=False))}
-    for key, hash_n in (("key", response_n), ("prefix_key", found[f"prefix_{followed}"])):
-        found[key] = scramble(hash_n + seed_n) if has_ids else seed_n
+    hashes = {"response": response_n, "seed": seed_n, **dict(zip(names, hash_nK.unbind(1), strict=False))}
+    for key, hash_n in (("key", response_n), ("prefix_key", hashes[f"prefix_{followed}"])):
+        hashes[key] = scramble(hash_n + seed_n) if has_ids else seed_n
     if name is None:
-        return found
+        return hashes
     value_T, told_n = block.column(name), block.trained_n
     is_finite = all(map(isfinite, block.extremes(name)))
     is_whole_n = told_n == block.runs.lengths
@@ -45,10 +45,10 @@ def response_hashes(block: TokenBlock, name: str | None, followed: int) -> dict[
     each_nK = parts_of(block).total(value_T).reshape(-1, len(LENGTHS) + 1)
     # Rows that are not trained are left out, whatever they hold.
     *nats_K, log_prob_n = running_sums(torch.where((told_n > 0)[:, None], each_nK, 0.0)).unbind(1)
-    found |= {"log_prob": log_prob_n, "told": told_n}
+    hashes |= {"log_prob": log_prob_n, "told": told_n}
     if has_ids:
-        found |= {f"nats_{length}": -nats_n for length, nats_n in zip(LENGTHS, nats_K, strict=True)}
-    return found
+        hashes |= {f"nats_{length}": -nats_n for length, nats_n in zip(LENGTHS, nats_K, strict=True)}
+    return hashes
 
 
 def parts_of(block: TokenBlock) -> Runs:

@@ -87,14 +87,16 @@ def relations_of(batch: RolloutBatch, hash_N: Tensor | None) -> list[Relation]:
     ends, batch, hash_N = batch.statuses, _on_cpu(batch), None if hash_N is None else hash_N.cpu()
     is_cut_N = torch.tensor([(end or "").lower() in TRUNCATED for end in ends]) if any(ends) else None
     terms: Mapping[str, Tensor] = batch.rewards or {"reward": batch.column("reward")}
-    found: list[Relation] = []
+    relations: list[Relation] = []
     for term, value_N in terms.items():
         reward_N = value_N.double()
         if len(reward_N) < LEAST or not bool(reward_N.isfinite().all()) or bool((reward_N == reward_N[0]).all()):
             continue
-        made = (_of_length(term, reward_N, batch.rows.diff()), _of_copies(term, reward_N, batch, hash_N))
-        found += [one for one in (*made, _of_truncated(term, reward_N, is_cut_N)) if one is not None]
-    return found
+        candidates = (_of_length(term, reward_N, batch.rows.diff()), _of_copies(term, reward_N, batch, hash_N))
+        relations += [
+            relation for relation in (*candidates, _of_truncated(term, reward_N, is_cut_N)) if relation is not None
+        ]
+    return relations
 
 
 def _of_length(term: str, reward_N: Tensor, length_N: Tensor) -> Relation | None:
@@ -157,19 +159,21 @@ def _of_truncated(term: str, reward_N: Tensor, is_cut_N: Tensor | None) -> Relat
 
 def agreement_of_copies(batch: RolloutBatch, relations: Sequence[Relation]) -> dict[str, Any]:
     """Compare the rewards of equal responses with those of their groups, by the function that differs most."""
-    found: dict[str, Any] = {}
+    agreement: dict[str, Any] = {}
     groups = _on_cpu(batch).groups
-    for one in relations:
-        first_N = one.first_of_kind()
+    for relation in relations:
+        first_N = relation.first_of_kind()
         if first_N is None or groups is None:
             continue
         again_N = (first_N != torch.arange(len(first_N))).nonzero().squeeze(1)
-        apart = (one.reward_N[again_N] - one.reward_N[first_N[again_N]]).square()
+        apart = (relation.reward_N[again_N] - relation.reward_N[first_N[again_N]]).square()
         differing = int((apart > 0).sum())
-        if found and differing <= found["differing"]:
+        if agreement and differing <= agreement["differing"]:
             continue
-        size_N, mean_N = (x_G[groups.index_N] for x_G in (groups.size_G, groups.total(one.reward_N) / groups.size_G))
-        centred_N = (one.reward_N - mean_N).square()
+        size_N, mean_N = (
+            x_G[groups.index_N] for x_G in (groups.size_G, groups.total(relation.reward_N) / groups.size_G)
+        )
+        centred_N = (relation.reward_N - mean_N).square()
         # The mean squared distance from the others of the group.
         chance_N = (size_N * centred_N + groups.total(centred_N)[groups.index_N]) / (size_N - 1)
         by_chance = chance_N[again_N]
@@ -179,17 +183,19 @@ def agreement_of_copies(batch: RolloutBatch, relations: Sequence[Relation]) -> d
             "squares": by_chance.square(),
             "less": (by_chance - apart).square(),
         }
-        found = {"copies": len(again_N), "differing": differing} | {name: float(x.sum()) for name, x in sums.items()}
-    return found
+        agreement = {"copies": len(again_N), "differing": differing} | {
+            name: float(x.sum()) for name, x in sums.items()
+        }
+    return agreement
 
 
 def orders_of(batch: RolloutBatch) -> tuple[list[str], Tensor]:
     """Names of the orders that are tried, and the row whose reward each row has in them, ``[O, N]``."""
     # What the rewards would be, sorted, says nothing of whose they are.
-    told = {name: order for name, (_, order) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
-    found = {name: order(_on_cpu(batch)) for name, order in told.items()}
-    known = {name: source_N for name, source_N in found.items() if source_N is not None}
-    return list(known), torch.stack(list(known.values()))
+    orders = {name: order for name, (_, order) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
+    sources = {name: order(_on_cpu(batch)) for name, order in orders.items()}
+    possible = {name: source_N for name, source_N in sources.items() if source_N is not None}
+    return list(possible), torch.stack(list(possible.values()))
 
 
 def _on_cpu(batch: RolloutBatch) -> RolloutBatch:

@@ -33,5 +33,5 @@ def may_have_risen(rewards: "Values") -> bool:
     """Tell that a reward was logged too rarely to tell a rise from noise, and is not below where it began."""
     import numpy as np
 
-    known = rewards[np.isfinite(rewards)]
-    return 0 < len(known) < ENOUGH and len(known) < len(rewards) and float(known[-1]) >= float(known[0])
+    finite = rewards[np.isfinite(rewards)]
+    return 0 < len(finite) < ENOUGH and len(finite) < len(rewards) and float(finite[-1]) >= float(finite[0])

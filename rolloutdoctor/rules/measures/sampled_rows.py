@@ -191,9 +191,9 @@ class Sample:
 
     def among_all(self, x: NDArray[Any], rows: int) -> Tensor:
         """Values of the sampled rows, ``[r, ...]``, in all of so many rows, ``[N, ...]`` float64; 0 in the others."""
-        found = np.zeros((rows, *x.shape[1:]))
-        found[self.row] = x
-        return torch.from_numpy(found)
+        all_rows = np.zeros((rows, *x.shape[1:]))
+        all_rows[self.row] = x
+        return torch.from_numpy(all_rows)
 
     def by_place(self, x: Floats | None, starts: Sequence[int]) -> Floats:
         """Sum of values, or count without any, by bins of positions that begin at `starts`, ``[S, K]``."""

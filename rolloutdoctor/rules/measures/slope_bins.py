@@ -60,7 +60,7 @@ def slopes() -> dict[str, pl.Expr]:
 
     # Contexts without a slope are on neither side: they come first, where they can only weaken a verdict.
     place = at((contexts - 1) // 2)
-    found = {
+    measures = {
         "contexts": contexts.cast(pl.Int64),
         "middle": (STEP * place).exp(),
         "low": end(2, -1),
@@ -70,7 +70,7 @@ def slopes() -> dict[str, pl.Expr]:
         "one_sided": of("slope").filter((key != WITHOUT) & (key * place > 0)).sum() / contexts,
         "near": of("slope").filter((key - place).abs() <= 18).sum() / contexts,
     }
-    return {name: pl.when((key != WITHOUT).any()).then(value) for name, value in found.items()}
+    return {name: pl.when((key != WITHOUT).any()).then(value) for name, value in measures.items()}
 
 
 def slopes_of(values: pl.DataFrame) -> Slopes | None:
@@ -81,24 +81,24 @@ def slopes_of(values: pl.DataFrame) -> Slopes | None:
     >>> round(found.middle, 3), found.one_sided, found.is_scaled(0.02)
     (1.433, 1.0, True)
     """
-    (found,) = values.select(**slopes()).to_dicts()
-    return None if found["contexts"] is None else Slopes(**found)
+    (numbers,) = values.select(**slopes()).to_dicts()
+    return None if numbers["contexts"] is None else Slopes(**numbers)
 
 
-def common_factor(own: float, other: float, product: float) -> float | None:
+def common_factor(sampler_sq: float, trainer_sq: float, product: float) -> float | None:
     """Return the factor by which all numbers of one column are those of another; None if there is none, or it is 1.
 
     What is left of one after the best factor must be a hundredth of the squared differences, or less.
 
     Args:
-        own: sum of the squares of the one.
-        other: of the other.
+        sampler_sq: sum of the squares of the one.
+        trainer_sq: of the other.
         product: of the products.
 
     >>> common_factor(4 * 14, 14, 2 * 14), common_factor(14 + 12 + 3, 14, 14 + 6)
     (2.0, None)
     """
-    apart = own - 2 * product + other
-    if not other or apart <= 1e-6 * other or own - product**2 / other > 0.01 * apart:
+    apart = sampler_sq - 2 * product + trainer_sq
+    if not trainer_sq or apart <= 1e-6 * trainer_sq or sampler_sq - product**2 / trainer_sq > 0.01 * apart:
         return None
-    return product / other
+    return product / trainer_sq

@@ -53,8 +53,8 @@ def zero_places(block: "TokenBlock") -> "dict[str, Tensor]":
             seg.high(torch.where(here_T, x_T, -torch.inf), cuts),
         ]
 
-    found = [*ends(place_T, trained_T & (value_T == 0)), *ends(place_T, is_live_T), *ends(value_T, is_live_T)]
-    return dict(zip(PLACES, found, strict=True))
+    places = [*ends(place_T, trained_T & (value_T == 0)), *ends(place_T, is_live_T), *ends(value_T, is_live_T)]
+    return dict(zip(PLACES, places, strict=True))
 
 
 def held_against(rows: pl.DataFrame) -> pl.DataFrame:
@@ -71,20 +71,20 @@ def held_against(rows: pl.DataFrame) -> pl.DataFrame:
         "previous": pl.struct(advantage, radius).shift(1).over(TRAJECTORY),
         "ended": pl.when(is_end).then(pl.struct(advantage, radius)).backward_fill().over(STEP_KEY),
     }
-    found: dict[str, pl.Expr] = {}
+    columns: dict[str, pl.Expr] = {}
     for name, other in others.items():
         its, within = other.struct.field("advantage"), radius + other.struct.field("radius")
         is_known = pl.col("logged").is_finite() & its.is_finite() & advantage.is_finite()
-        found[f"{name}/moves"] = pl.when(is_known).then((its - advantage).abs() > 2 * within)
-        found[f"{name}/agrees"] = pl.when(is_known).then((pl.col("logged") - its).abs() <= within)
-    own = (pl.col("logged") - advantage).abs() <= 2 * radius
+        columns[f"{name}/moves"] = pl.when(is_known).then((its - advantage).abs() > 2 * within)
+        columns[f"{name}/agrees"] = pl.when(is_known).then((pl.col("logged") - its).abs() <= within)
+    is_own = (pl.col("logged") - advantage).abs() <= 2 * radius
     is_told = pl.col("logged").is_finite() & advantage.is_finite()
-    rows = rows.with_columns(**found, **_copied(is_end), is_own=pl.when(is_told).then(own))
-    agree, move = ({name: pl.col(f"{name}/{what}") for name in RELATIONS} for what in ("agrees", "moves"))
+    rows = rows.with_columns(**columns, **_copied(is_end), is_own=pl.when(is_told).then(is_own))
+    agree, move = ({name: pl.col(f"{name}/{column}") for name in RELATIONS} for column in ("agrees", "moves"))
     explains = {name: agree[name].all().over(STEP_KEY) & agree[name].is_not_null() for name in RELATIONS}
     return rows.with_columns(
         **{f"{name}/moves": move[name] & explains[name] for name in RELATIONS},
-        could_show=pl.any_horizontal(one.fill_null(value=False) for one in move.values()),
+        could_show=pl.any_horizontal(moved.fill_null(value=False) for moved in move.values()),
     )
 
 
@@ -100,7 +100,7 @@ def _copied(is_end: pl.Expr) -> dict[str, pl.Expr]:
         (pl.col("zero_first") >= reach) & (pl.col("live_last") < reach),
     )
     # All rows of a step are aligned alike.
-    agree = [pl.when(is_known).then(here & is_its).all().over(STEP_KEY) for here in laid_over]
+    agree = [pl.when(is_known).then(is_part & is_its).all().over(STEP_KEY) for is_part in laid_over]
     return {
         "tokens/moves": pl.when(is_known).then(has_live & pl.col("zero_first").is_finite()),
         "tokens/agrees": pl.when(is_known).then(pl.any_horizontal(agree)),

@@ -34,15 +34,15 @@ def without_end(run: Measured, context: Context, lines: str, least: float, *, is
     if share < least:
         return None
     is_by_end = context.writer is not None and context.writer.log.ends_by_token
-    whole = run.table.select((pl.col("counted") == 1).all()).item()
+    is_all = run.table.select((pl.col("counted") == 1).all()).item()
     if is_by_end:
-        who = "no response ends" if whole else f"{percent(share)} of the responses do not end"
-        what = " with an end-of-sequence token (counted as truncated)"
+        who = "no response ends" if is_all else f"{percent(share)} of the responses do not end"
+        ending = " with an end-of-sequence token (counted as truncated)"
     else:
-        who, what = "every response counts" if whole else f"{percent(share)} of the responses count", " as truncated"
-    places = "in all " if whole else "over "
+        who, ending = "every response counts" if is_all else f"{percent(share)} of the responses count", " as truncated"
+    places = "in all " if is_all else "over "
     though = "all are shorter than the length limit" if is_below else "lengths differ"
-    words = f"{who}{what} {places}{lines}, although {though}"
+    words = f"{who}{ending} {places}{lines}, although {though}"
     return Judgement(
         severity=Severity.INFO,
         confirmed=True,

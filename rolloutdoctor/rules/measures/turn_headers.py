@@ -45,7 +45,7 @@ def header_of(
     if not long_K.any():
         return None
     starts_K = long_K
-    found: list[int] = []
+    token_ids: list[int] = []
     for place in range(most):
         here_K = starts_K & (size_K > place)
         if not here_K.any():
@@ -56,10 +56,10 @@ def header_of(
         enough = share * int(is_tool_K.sum()) if place < least else kept * int(starts_K.sum())
         if int(counts[top]) < enough:
             break
-        found.append(int(ids[top]))
+        token_ids.append(int(ids[top]))
         places_K = torch.where(here_K, begin_K + place, 0)
-        starts_K = here_K & (ids_T[places_K] == found[-1])
-    return Header(tuple(found), starts_K) if len(found) >= least else None
+        starts_K = here_K & (ids_T[places_K] == token_ids[-1])
+    return Header(tuple(token_ids), starts_K) if len(token_ids) >= least else None
 
 
 def inside_model(header: Header, turns: Turns, ids_T: Tensor, trained_T: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,9 +75,9 @@ def inside_model(header: Header, turns: Turns, ids_T: Tensor, trained_T: Tensor,
     if len(ids_T) <= length:
         return none_K, none_K
     matches_T = torch.ones(len(ids_T) - length, dtype=torch.bool)
-    for place, one in enumerate(header.ids):
+    for place, token_id in enumerate(header.ids):
         stop = len(ids_T) - length + place
-        matches_T &= (ids_T[place:stop] == one) & trained_T[place:stop]
+        matches_T &= (ids_T[place:stop] == token_id) & trained_T[place:stop]
     turn_T = torch.full((len(ids_T),), -1)
     size_K = turns.stop_K - turns.start_K
     offsets = seg.offsets_of(size_K)

@@ -25,12 +25,12 @@ def separators_of(
         one_id: share of the turns that one token ends.
         least: share of the turns above which trained tokens may not go on after that token.
     """
-    found = []
+    measures = []
     for batch, turns_n in zip(batches, turns, strict=True):
-        own = _separator(batch, one_id, least) if bool(turns_n.any()) else {}
+        separator = _separator(batch, one_id, least) if bool(turns_n.any()) else {}
         nothing = {name: torch.full((len(batch),), -1.0 * (name in ("end", "next"))) for name in NAMES}
-        found.append(nothing | {name: x_n.float().cpu() for name, x_n in own.items()})
-    return {name: torch.cat([one[name] for one in found]) for name in NAMES}
+        measures.append(nothing | {name: x_n.float().cpu() for name, x_n in separator.items()})
+    return {name: torch.cat([measured[name] for measured in measures]) for name in NAMES}
 
 
 def _separator(batch: RolloutBatch, one_id: float, least: float) -> dict[str, Tensor]:

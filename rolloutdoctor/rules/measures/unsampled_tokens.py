@@ -28,9 +28,9 @@ def unsampled_tokens(block: TokenBlock, lowest: float, unlikely: float) -> dict[
         `zero_alone`.
     """
     is_given, is_judged = block.is_logged("rollout_log_probs"), block.has("old_log_probs")
-    found = _without_log_prob(block) if is_given else {}
-    found |= _forced(block, lowest) if is_judged else {}
-    return found | _certain(block, unlikely) if is_given and is_judged else found
+    measures = _without_log_prob(block) if is_given else {}
+    measures |= _forced(block, lowest) if is_judged else {}
+    return measures | _certain(block, unlikely) if is_given and is_judged else measures
 
 
 def _without_log_prob(block: TokenBlock) -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ def _certain(block: TokenBlock, unlikely: float) -> dict[str, Tensor]:
     # What stands at the end of a row is a lost tail: after tokens of a tool the model goes on.
     goes_on = last + 1 < block.runs.offsets[torch.searchsorted(block.runs.offsets, last, right=True)]
     is_odd, is_long = zeros.expand(low & goes_on), zeros.expand(zeros.lengths >= LONG)
-    counts = (block.runs.count(places[is_odd & here]) for here in (is_long, ~is_long))
+    counts = (block.runs.count(places[is_odd & is_part]) for is_part in (is_long, ~is_long))
     return dict(zip(("zero", "zero_alone"), counts, strict=True))
 
 

@@ -41,9 +41,9 @@ def untrained_share(run: Measured, values: "Values", *, has_grown: bool) -> Untr
     else:
         message = f"{mean} of the responses trained nothing, {percent(last)} in the last third of the steps."
     if has_grown:
-        what = f"at least {percent(last)} of" if is_least else f"{percent(last)} of the responses in"
+        subject = f"at least {percent(last)} of" if is_least else f"{percent(last)} of the responses in"
         why = "train nothing: the reward std is 0" if is_least else "are in zero-variance groups and train nothing"
-        words = f"{what} the last third of {of} {why}; it was {percent(first)} in the first"
+        words = f"{subject} the last third of {of} {why}; it was {percent(first)} in the first"
         return UntrainedShare(words, message)
     if is_least:
         return UntrainedShare(f"at least {mean} of {of} train nothing: the reward std is 0", message)

@@ -52,7 +52,7 @@ def place_keys(steps: "StepView", place_N: "Tensor") -> list[dict[str, float]]:
     """Numbers of the prompts and positions of some tokens, of each step, as values under ``place``."""
     from rolloutdoctor.ops.prefix_hash import scramble
 
-    found: list[set[int]] = steps.nothing(set)
+    kept_keys: list[set[int]] = steps.nothing(set)
     batch, (row, column) = steps.batch, (place_N >= 0).nonzero(as_tuple=True)
     # Without the prompts themselves, those of two steps count as two.
     prompt_N = scramble((batch.row_N if batch.groups is None else batch.group_N) + (batch.number_N << 32))
@@ -61,8 +61,8 @@ def place_keys(steps: "StepView", place_N: "Tensor") -> list[dict[str, float]]:
     keys = scramble(prompt_N[row] + place_N[row, column]).tolist()
     for step, key in zip(steps.by_step.step_N[row].tolist(), keys, strict=True):
         # A number that float64 holds.
-        found[step].add(key & (2**52 - 1))
-    return [{f"place:{key}": 1.0 for key in sorted(keys)[:OFTEN_KEPT]} for keys in found]
+        kept_keys[step].add(key & (2**52 - 1))
+    return [{f"place:{key}": 1.0 for key in sorted(keys)[:OFTEN_KEPT]} for keys in kept_keys]
 
 
 def sums_of(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, Any]:
@@ -76,9 +76,9 @@ def sums_of(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, An
     size, cut = sample.size, np.minimum(weight, TOKEN_CAP)
     is_within = (weight >= TOKEN_BAND[0]) & (weight <= TOKEN_BAND[1])
     within, inside = (weight, tokens) if is_within.all() else (weight[is_within], tokens.only(is_within))
-    here = sample.length > 0
-    rows, total = sample.by_step.only(here), sample.by_row(gap)[here]
-    mean, row_weight = np.exp(total / sample.length[here]), np.exp(np.minimum(total, log(ROW_CAP)))
+    is_filled = sample.length > 0
+    rows, total = sample.by_step.only(is_filled), sample.by_row(gap)[is_filled]
+    mean, row_weight = np.exp(total / sample.length[is_filled]), np.exp(np.minimum(total, log(ROW_CAP)))
     of_lag: dict[str, Any] = {}
     if lag_N is not None:
         lag = lag_N[sample.row]
@@ -88,13 +88,13 @@ def sums_of(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, An
     unsure, far = sample.by_row(is_unsure), sample.by_row(is_unsure & (size > FAR))
     is_known = unsure >= 4 if lag_N is None else (unsure >= 4) & (lag_N[sample.row] == 0)
     is_apart = 2 * far >= unsure
-    apart, beside = sample.by_step.only(is_known & is_apart), sample.by_step.only(is_known & ~is_apart)
+    apart, near = sample.by_step.only(is_known & is_apart), sample.by_step.only(is_known & ~is_apart)
     return {
         "apart": apart.size,
         "apart_tokens": apart.count(unsure[is_known & is_apart]),
-        "beside": beside.size,
-        "beside_tokens": beside.count(unsure[is_known & ~is_apart]),
-        "beside_far": beside.count(far[is_known & ~is_apart]),
+        "beside": near.size,
+        "beside_tokens": near.count(unsure[is_known & ~is_apart]),
+        "beside_far": near.count(far[is_known & ~is_apart]),
         "rows": rows.size,
         "row_weight": rows.sum(row_weight),
         "row_square": rows.sum(np.square(row_weight)),

@@ -183,13 +183,13 @@ class KlMetricCorrupted(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error if the logged values are the reward buffer, a warning if they are something unknown."""
-        steps, fit, fit_reward, beside = _counts(run, "logged", "fits_kl", "fits_reward", "beside_loss")
+        steps, fit, fit_reward, of_loss = _counts(run, "logged", "fits_kl", "fits_reward", "beside_loss")
         telling, _, telling_reward = _counts(run, *OF_TOKENS[2:])
         if not steps and run["tokens_matching"] is None and run.table["differs"].any():
             return self._exposed(run, context)
         by_tokens = 0 < telling == telling_reward
         confirmed = 0 < steps == fit_reward or (by_tokens and fit < steps)
-        beside_loss = not confirmed and 0 < beside == steps - fit
+        beside_loss = not confirmed and 0 < of_loss == steps - fit
         relative = run["rel_error"]
         off = fit < steps and (relative is None or not relative <= self.warn_above)
         if not (confirmed or beside_loss or off or fit_reward):
@@ -203,7 +203,7 @@ class KlMetricCorrupted(TableRule):
         if confirmed:
             return _overwritten(run, context, headline)
         if beside_loss:
-            message = f"disagrees with the recomputed one in {beside:,} of {counted(steps, 'step')}, where the logged "
+            message = f"disagrees with the recomputed one in {of_loss:,} of {counted(steps, 'step')}, where the logged "
             message += "loss, which contains the KL, agrees"
             evidence = "a loss that contained the logged KL would differ by more than rounding"
             advice = "find what is added to the KL metric or replaces it; the loss is unaffected"
@@ -226,12 +226,12 @@ class KlMetricCorrupted(TableRule):
         assert context.trainer is not None
         assert context.objective is not None
         kl, buffer = run.table.select(pl.mean("recomputed", "buffer")).row(0)
-        names, made = " or ".join(context.trainer.log.kl), f"{context.trainer.title} {context.objective.version}"
+        names, release = " or ".join(context.trainer.log.kl), f"{context.trainer.title} {context.objective.version}"
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"{made} logs {number(buffer)} as KL; the real KL is {number(kl)}",
-            message=f"with these options {made} overwrites the stored KL with the reward, so {names} is not the KL",
+            headline=f"{release} logs {number(buffer)} as KL; the real KL is {number(kl)}",
+            message=f"with these options {release} overwrites the stored KL with the reward, so {names} is not the KL",
             evidence=f"the options and the version; the run has neither {names} nor a column kl",
             advice=f"ignore this metric, or {release_with_fix(context, 'kl-inplace')}",
         )

@@ -84,14 +84,14 @@ class LoggedAnomaly(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged one whose name is known, or that is NaN or infinite somewhere."""
-        logged, beyond, known = pl.col("logged"), is_impossible(context), list(metric_quantities(context.metrics))
+        logged, beyond, names = pl.col("logged"), is_impossible(context), list(metric_quantities(context.metrics))
         is_bad, below = ~logged.is_finite(), self.below if context.objective is not None else self.below_of_k1
 
         def value(name: str) -> pl.Expr:
             metric, _ = context.quantities.get(name, ("", None))
             return logged.filter(pl.col("metric") == metric, logged.is_finite()).first()
 
-        is_told = pl.col("metric").is_in(known) | is_bad.any().over("split", "metric")
+        is_told = pl.col("metric").is_in(names) | is_bad.any().over("split", "metric")
         metrics, nonfinite = nonfinite_columns(run.metrics.filter(is_told))
         table = metrics.group_by(STEP_KEY, maintain_order=True).agg(
             *nonfinite,

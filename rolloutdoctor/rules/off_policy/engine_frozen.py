@@ -95,14 +95,14 @@ class EngineFrozen(TableRule):
         from rolloutdoctor.ops.elementwise import kept
         from rolloutdoctor.rules.measures.first_tokens import first_tokens
 
-        found = dict(first_tokens(block, TOKENS))
-        if found and block.has("ref_log_probs"):
+        measures = dict(first_tokens(block, TOKENS))
+        if measures and block.has("ref_log_probs"):
             own_T = block.column("rollout_log_probs")
             gaps = [(block.column(name) - own_T).abs() for name in ("old_log_probs", "ref_log_probs")]
             known_T = block.trained_T & gaps[0].isfinite() & gaps[1].isfinite()
-            found["compared"] = block.row_sum(known_T)
-            found["to_trainer"], found["to_reference"] = (block.row_sum(kept(x_T, known_T)) for x_T in gaps)
-        return found
+            measures["compared"] = block.row_sum(known_T)
+            measures["to_trainer"], measures["to_reference"] = (block.row_sum(kept(x_T, known_T)) for x_T in gaps)
+        return measures
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Hashes of prompt and first tokens, and both log-probs there, to 2^-20; NaN where one is not known."""
@@ -113,9 +113,9 @@ class EngineFrozen(TableRule):
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each of some tokens of a row whose context may be among those of the run, by its `place`."""
         version = pl.coalesce("policy_version_max", "step")
-        known = pl.col("sampler").is_finite(), pl.col("trainer").is_finite(), pl.col("version") >= 0
+        conditions = pl.col("sampler").is_finite(), pl.col("trainer").is_finite(), pl.col("version") >= 0
         gaps = rows.group_by(STEP_KEY, maintain_order=True).agg(pl.sum("compared", "to_trainer", "to_reference"))
-        return pl.concat([contexts_at(rows, *known, version=version), gaps], how="diagonal")
+        return pl.concat([contexts_at(rows, *conditions, version=version), gaps], how="diagonal")
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at a version, and one for each pair of versions of a context.
@@ -154,8 +154,8 @@ class EngineFrozen(TableRule):
             pairs.with_columns(moved=moved, frozen=moved & stays_put)
             for moved, stays_put in ((large, stays), (small, pl.col("sampler") == 0))
         ]
-        found = ((one, start) for one in either if (start := self._since(one)) is not None)
-        pairs, start = next(found, (either[0], None))
+        starts = ((frame, start) for frame in either if (start := self._since(frame)) is not None)
+        pairs, start = next(starts, (either[0], None))
         pairs = pairs.with_columns(
             pl.col("moved", "frozen") & (pl.col("first") >= (start or 0)), since=pl.lit(start, pl.Int64)
         )
@@ -165,9 +165,9 @@ class EngineFrozen(TableRule):
         """Return the version from which on the sampler stays while the trainer moves."""
         moved = pairs.filter("moved")
         for start in pairs["first"].unique().sort():
-            here = moved.filter(pl.col("first") >= start)
-            enough = len(here) >= self.least_pairs and here["context"].n_unique() >= self.least_contexts
-            if enough and here["frozen"].sum() >= self.share * len(here):
+            later = moved.filter(pl.col("first") >= start)
+            enough = len(later) >= self.least_pairs and later["context"].n_unique() >= self.least_contexts
+            if enough and later["frozen"].sum() >= self.share * len(later):
                 return int(start)
         return None
 
@@ -212,16 +212,16 @@ class EngineFrozen(TableRule):
         """A warning: the log-probs show it, and no logged value proves it."""
         gaps = self._gaps_to_reference(run)
         if gaps is not None:
-            steps, own, reference = gaps
+            steps, gap, reference = gaps
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=False,
                 headline=(
-                    f"the sampler still runs the reference weights: its log-probs are {number(own)} nats from the "
+                    f"the sampler still runs the reference weights: its log-probs are {number(gap)} nats from the "
                     f"trainer's but {number(reference)} from the reference's"
                 ),
                 message=(
-                    f"over {counted(steps, 'step')} the sampler's difference to the trainer grows to {number(own)} "
+                    f"over {counted(steps, 'step')} the sampler's difference to the trainer grows to {number(gap)} "
                     f"nats while that to the reference stays at {number(reference)}: the engine never received the "
                     "trained weights"
                 ),

@@ -84,10 +84,10 @@ class PackingLeak(TableRule):
             return {}
         size_T = block.log_ratio("old_log_probs", "rollout_log_probs").abs()
         known_T = block.trained_T & size_T.isfinite() & (block.column("rollout_log_probs") < UNSURE)
-        near_T, found = block.position_T < self.first_tokens, dict[str, "Tensor"]()
+        near_T, measures = block.position_T < self.first_tokens, dict[str, "Tensor"]()
         for name, here_T in (("near", known_T & near_T), ("rest", known_T & ~near_T)):
-            found |= {f"{name}_tokens": block.row_sum(here_T), name: block.row_sum(kept(size_T, here_T))}
-        return found
+            measures |= {f"{name}_tokens": block.row_sum(here_T), name: block.row_sum(kept(size_T, here_T))}
+        return measures
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The lag of each row behind the newest version of its step."""

@@ -112,10 +112,10 @@ class PositionShift(TableRule):
             apart_plain=plain.median(),
             apart_padded=padded.median(),
         )
-        number_of = [here.sum().over(STEP_KEY) for here in (padding >= 0, padding == 0, padding > 0)]
+        number_of = [is_part.sum().over(STEP_KEY) for is_part in (padding >= 0, padding == 0, padding > 0)]
         enough = [number >= least for number, least in zip(number_of, (self.least_rows, 5, 8), strict=True)]
-        seen = rows.filter(unsure >= 8).filter(*enough)
-        return steps.join(padding_correlations(seen), on=STEP_KEY, how="left", maintain_order="left")
+        tested = rows.filter(unsure >= 8).filter(*enough)
+        return steps.join(padding_correlations(tested), on=STEP_KEY, how="left", maintain_order="left")
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """The steps."""
@@ -193,20 +193,22 @@ class PositionShift(TableRule):
             )
         if not run["rows"]:
             return None
-        whole, response, prompt, plain, padded = (run[name] or 0.0 for name in list(self.quantities())[:5])
-        goes = min(whole, response) >= self.level and prompt >= self.level_less_prompt and padded >= self.factor * plain
+        overall, response, prompt, plain, padded = (run[name] or 0.0 for name in list(self.quantities())[:5])
+        goes = (
+            min(overall, response) >= self.level and prompt >= self.level_less_prompt and padded >= self.factor * plain
+        )
         if not goes and (padded < self.factor_alone * plain or padded < self.least_alone):
             return None
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
             headline=(
-                f"the sampler mismatch correlates with left padding (Spearman {whole:.2f}): median {number(plain)} "
+                f"the sampler mismatch correlates with left padding (Spearman {overall:.2f}): median {number(plain)} "
                 f"nats unpadded, {number(padded)} most padded"
             ),
             message=(
                 f"in {counted(run.table['rows'].count(), 'step')} the mismatch of a row correlates with its left "
-                f"padding in the micro-batch: Spearman {whole:.2f}, controlling for response length {response:.2f}, "
+                f"padding in the micro-batch: Spearman {overall:.2f}, controlling for response length {response:.2f}, "
                 f"for prompt length {prompt:.2f}"
             ),
             evidence="the log-probs of sampler and trainer, the prompt lengths and the micro-batches",

@@ -87,15 +87,15 @@ class QuantizedLogProbs(TableRule):
         """Count the values of each sampled row that lie on each lattice."""
         import numpy as np
 
-        sample, found = step.sample(), dict[str, "Tensor | None"]()
+        sample, columns = step.sample(), dict[str, "Tensor | None"]()
         if sample is None:
-            return found
-        for side, own in (("sampler", sample.sampler), ("trainer", sample.trainer)):
-            values = own.astype(np.float32)
+            return columns
+        for side, log_probs in (("sampler", sample.sampler), ("trainer", sample.trainer)):
+            values = log_probs.astype(np.float32)
             large = np.flatnonzero(abs(values) >= LARGE)
             counts = sample.among_all(sample.runs.at(large).sums(_counted(values[large])), len(step.batch))
-            found |= {f"{side}:{name}": x_N for name, x_N in zip(COUNTS, counts.unbind(1), strict=True)}
-        return found
+            columns |= {f"{side}:{name}": x_N for name, x_N in zip(COUNTS, counts.unbind(1), strict=True)}
+        return columns
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Add up the counts of each step."""
@@ -129,7 +129,9 @@ class QuantizedLogProbs(TableRule):
         for name, each in of.items():
             each |= {"name": pl.lit(name), "on": pl.sum(f"{side}:{name}") / total}
         is_on = [(total >= self.least_values) & (each["on"] >= 0.99) & (each["chance"] < 0.05) for each in of.values()]
-        spacings = [pl.when(here).then(each["spacing"]) for here, each in zip(is_on, of.values(), strict=True)]
+        spacings = [
+            pl.when(condition).then(each["spacing"]) for condition, each in zip(is_on, of.values(), strict=True)
+        ]
         coarsest = pl.concat_list(spacings).list.arg_max()
         names = ("name", "spacing", "on", "chance", "coarse")
         return {key: pl.concat_list(each[key] for each in of.values()).list.get(coarsest) for key in names}
@@ -139,22 +141,22 @@ class QuantizedLogProbs(TableRule):
         none = pl.when(pl.sum("sampler:values") > 0).then(0.0)
         lattices = [self._coarsest(side) for side in SIDES]
         spacing, coarse = (pl.coalesce(*(each[name] for each in lattices), none) for name in ("spacing", "coarse"))
-        found = {
+        measures = {
             "ratio_error": (spacing / 12**0.5, "nats"),
             "mean_spacing": (spacing, "nats"),
             "coarse_share": (coarse, "share"),
         }
         for side in SIDES:
             values = pl.sum(f"{side}:values")
-            found[f"{side}_values"] = (values.cast(pl.Int64), "tokens")
-            found[f"{side}_bfloat16_share"] = (pl.sum(f"{side}:bfloat16") / values, "share")
-            found[f"{side}_four_digits_share"] = (pl.sum(f"{side}:4") / values, "share")
-        return found
+            measures[f"{side}_values"] = (values.cast(pl.Int64), "tokens")
+            measures[f"{side}_bfloat16_share"] = (pl.sum(f"{side}:bfloat16") / values, "share")
+            measures[f"{side}_four_digits_share"] = (pl.sum(f"{side}:4") / values, "share")
+        return measures
 
     def _lattices(self, run: Measured) -> dict[str, dict[str, Any]]:
         """The coarsest lattice of each side that has one."""
-        found = {side: run.table.select(**self._coarsest(side)).to_dicts()[0] for side in SIDES}
-        return {side: lattice for side, lattice in found.items() if lattice["name"] is not None}
+        lattices = {side: run.table.select(**self._coarsest(side)).to_dicts()[0] for side in SIDES}
+        return {side: lattice for side, lattice in lattices.items() if lattice["name"] is not None}
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few values with digits to look at."""
@@ -198,15 +200,15 @@ def _counted(values: "NDArray[np.float32]") -> "NDArray[np.float64]":
 
     bits = values.view(np.int32)
     power = (bits & 0x7F800000).view(np.float32).astype(np.float64)
-    found = {"values": np.ones(len(values)), "positive": values > 0, "power": power}
-    found["low_power"] = np.minimum(power, 2.0**23 / 10 ** max(DECIMAL.values()))
+    columns = {"values": np.ones(len(values)), "positive": values > 0, "power": power}
+    columns["low_power"] = np.minimum(power, 2.0**23 / 10 ** max(DECIMAL.values()))
     for name, digits in BINARY.items():
-        found |= {name: bits & ((1 << (23 - digits)) - 1) == 0, f"coarse:{name}": power * 2.0**-digits > COARSE}
+        columns |= {name: bits & ((1 << (23 - digits)) - 1) == 0, f"coarse:{name}": power * 2.0**-digits > COARSE}
     # A number with few decimal digits is one with more, too: none is looked for where these are not.
     left = np.arange(len(values))
     for name, digits in reversed(DECIMAL.items()):
         nearest = np.rint(values[left].astype(np.float64) * 10**digits) / 10**digits
         left = left[nearest.astype(np.float32) == values[left]]
-        found[name] = np.zeros(len(values))
-        found[name][left] = 1
-    return np.stack([found[name] for name in COUNTS], 1).astype(np.float64)
+        columns[name] = np.zeros(len(values))
+        columns[name][left] = 1
+    return np.stack([columns[name] for name in COUNTS], 1).astype(np.float64)

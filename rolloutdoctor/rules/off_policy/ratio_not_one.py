@@ -91,30 +91,30 @@ class RatioNotOne(RowCountingRule):
         first_N, size_T = block.batch.first_part_N, gap.apart_T.abs()
         seen_n, apart_n = gap.count_N, block.row_sum(is_above(size_T, 0.0))
         beyond_n = block.row_sum(is_above(size_T, log(self.clip)))
-        found = {"looked_at": seen_n, "shown": apart_n, "size": block.row_sum(size_T), "trained": seen_n}
-        found |= {"apart": apart_n, "drift": 0 - block.row_sum(gap.apart_T), "beyond": beyond_n}
-        return found if first_N is None else {name: x_n * first_N[block.rows] for name, x_n in found.items()}
+        measures = {"looked_at": seen_n, "shown": apart_n, "size": block.row_sum(size_T), "trained": seen_n}
+        measures |= {"apart": apart_n, "drift": 0 - block.row_sum(gap.apart_T), "beyond": beyond_n}
+        return measures if first_N is None else {name: x_n * first_N[block.rows] for name, x_n in measures.items()}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Keep what was compared in steps whose rows are known to have been scored before the first update."""
         import torch
 
-        known = torch.tensor([self._is_known(each) for each in step.each])
+        is_known = torch.tensor([self._is_known(each) for each in step.each])
         in_passes = torch.tensor([each.training for each in step.each])
-        found = step.token_measures.get(self.code, {})
-        of = {name: in_passes if name in OF_PASSES else known for name in self.adds}
-        return {name: x_N * step.by_step.expand(of[name]) for name, x_N in found.items()}
+        measures = step.token_measures.get(self.code, {})
+        of = {name: in_passes if name in OF_PASSES else is_known for name in self.adds}
+        return {name: x_N * step.by_step.expand(of[name]) for name, x_N in measures.items()}
 
     def _is_known(self, step: "StepView") -> bool:
         trainer, config, numbered = step.trainer, step.config, step.batch.first_part_N is not None
         if trainer is None or config is None or not step.training:
             return False
-        generated = any(fnmatchcase(name, one) for one in trainer.log.generation for name in step.logged)
+        generated = any(fnmatchcase(name, pattern) for pattern in trainer.log.generation for name in step.logged)
         return trainer.updates.scored_before(config, numbered=numbered, generated=generated)
 
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where they differ at all."""
-        causes = [cause.hypothesis for found in context.causes.values() for cause in found]
+        causes = [cause.hypothesis for several in context.causes.values() for cause in several]
         # The line of the step shows which pass comes first.
         if context.trainer is None or OTHER_NUMBERS in causes:
             return None
@@ -185,12 +185,12 @@ class RatioNotOne(RowCountingRule):
 
     def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Log-probs that differ where nothing says which rows were scored before the first update."""
-        found = super().unseen_reason(run, context)
+        reason = super().unseen_reason(run, context)
         looked_at, apart = (int(count or 0) for count in run.table.select(pl.sum("looked_at", "apart")).row(0))
-        if found is not None or looked_at or not apart or self._is_one_update(context):
-            return found
+        if reason is not None or looked_at or not apart or self._is_one_update(context):
+            return reason
         if self._is_against_sampler(context) or context.trainer is None or context.config is None:
-            return found
+            return reason
         updates = context.trainer.updates.a_batch(context.config)
         if isinstance(updates, str):
             return Missing(f"policy and old log-probs differ, and nothing states {updates}", "state them with --set")

@@ -118,15 +118,15 @@ class SamplerMismatch(TableRule):
 
         measured, prompt_N = step.token_measures[self.code], step.batch.per_row.get(PROMPT_LENGTH)
         place_N = measured["places"].cpu()
-        found: dict[str, Tensor | None] = {name: measured[name] for name in ("end", "before")}
-        found |= {"confident": (place_N >= 0).sum(1), "token": place_N[:, 0]}
-        found["context"] = None if prompt_N is None else (prompt_N + step.batch.rows.diff()).where(prompt_N >= 0, -1)
+        columns: dict[str, Tensor | None] = {name: measured[name] for name in ("end", "before")}
+        columns |= {"confident": (place_N >= 0).sum(1), "token": place_N[:, 0]}
+        columns["context"] = None if prompt_N is None else (prompt_N + step.batch.rows.diff()).where(prompt_N >= 0, -1)
         for name in ("rollout_log_probs", "old_log_probs"):
-            found[name] = first_N = torch.full((len(place_N),), torch.nan, dtype=torch.float64)
+            columns[name] = first_N = torch.full((len(place_N),), torch.nan, dtype=torch.float64)
             for row in (place_N[:, 0] >= 0).nonzero().squeeze(1).tolist():
                 start = int(step.batch.rows[row] + place_N[row, 0])
                 first_N[row] = float(step.batch.tokens_of(name, slice(start, start + 1))[0])
-        return found
+        return columns
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Add up the rows of each step."""
@@ -162,7 +162,7 @@ class SamplerMismatch(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The distribution of delta, and what weights would do."""
-        seen, rows, weight = total("seen"), total("rows"), total("weight")
+        compared, rows, weight = total("seen"), total("rows"), total("weight")
 
         def mean_at(*, is_early: bool) -> pl.Expr:
             sums = [of(name).filter((of(name, "key") < 16) == is_early).sum() for name in ("at_size", "at")]
@@ -175,24 +175,24 @@ class SamplerMismatch(TableRule):
             return total(f"{start}weight") / total(f"{start}square")
 
         return {
-            "mean_delta": (total("gap") / seen, "nats"),
-            "mean_abs_delta": (total("at_size") / seen, "nats"),
+            "mean_delta": (total("gap") / compared, "nats"),
+            "mean_abs_delta": (total("at_size") / compared, "nats"),
             "p99_abs_delta": (quantile("size", 0.99), "nats"),
             "max_abs_delta": (pl.when(total("tokens") > 0).then(of("largest").max().fill_null(0.0)), "nats"),
-            "off_by_tenth_share": (total("off") / seen, "share"),
-            "k3": ((weight - seen - total("gap")) / seen, "nats"),
-            "ess_share": (ess("", seen), "share"),
+            "off_by_tenth_share": (total("off") / compared, "share"),
+            "k3": ((weight - compared - total("gap")) / compared, "nats"),
+            "ess_share": (ess("", compared), "share"),
             "rows_apart": (count("apart"), "rows"),
             "tokens": (count("tokens"), "tokens"),
             "sampled_tokens": (count("seen"), "tokens"),
             "mean_abs_delta_first_16": (mean_at(is_early=True), "nats"),
             "mean_abs_delta_later": (mean_at(is_early=False), "nats"),
             "cap_2_mass_share": (total("cut_weight") / weight, "share"),
-            "cap_2_ess_share": (ess("cut_", seen), "share"),
+            "cap_2_ess_share": (ess("cut_", compared), "share"),
             "cap_2_kappa": (kappa("cut_"), "1"),
-            "mask_tokens_share": (total("inside") / seen, "share"),
+            "mask_tokens_share": (total("inside") / compared, "share"),
             "mask_mass_share": (total("inside_weight") / weight, "share"),
-            "mask_ess_share": (ess("inside_", seen), "share"),
+            "mask_ess_share": (ess("inside_", compared), "share"),
             "mask_kappa": (kappa("inside_"), "1"),
             "sequence_cap_3_rows_share": (total("rows_over") / rows, "share"),
             "sequence_cap_3_ess_share": (ess("row_", rows), "share"),
@@ -232,10 +232,10 @@ class SamplerMismatch(TableRule):
         Of n tokens half are far with a probability below (4 p)^(n/2) if each is with p (Chernoff's bound).
         """
         names = "apart", "apart_tokens", "beside", "beside_tokens", "beside_far"
-        apart, tokens, beside, others, far = totals(run.table, *names)
-        if not 0 < apart <= beside or (share := (far + 1) / (others + 2)) > MOST_FAR:
+        apart, tokens, near, others, far = totals(run.table, *names)
+        if not 0 < apart <= near or (share := (far + 1) / (others + 2)) > MOST_FAR:
             return False
-        return tokens / 2 * log2(1 / (4 * share)) - apart * log2(apart + beside) >= self.row_bits
+        return tokens / 2 * log2(1 / (4 * share)) - apart * log2(apart + near) >= self.row_bits
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information, and a warning where the sampler alone was sure."""
@@ -251,15 +251,15 @@ class SamplerMismatch(TableRule):
         faults += [_of_rows_apart(run)] if self._has_rows_apart(run) else []
         faults += [_of_context_end(ending)] if ending is not None else []
         words, at_end = faults[0] if faults else _of_means(run), dict[str, Measure]()
-        told = [words.message, _distribution(run, of_lag)]
+        sentences = [words.message, _distribution(run, of_lag)]
         if ending is not None:
-            told.insert(0, f"{_told_of(ending)}, in {ending.above:,} of them")
+            sentences.insert(0, f"{_told_of(ending)}, in {ending.above:,} of them")
             at_end = {"gap_context_end": Measure(ending.end, "nats")}
         return Judgement(
             severity=Severity.WARNING if faults else Severity.INFO,
             confirmed=not faults,
             headline=words.headline,
-            message="; ".join(filter(None, told)),
+            message="; ".join(filter(None, sentences)),
             evidence=(
                 f"mean absolute difference by position: {places_at}; token weights capped at 2 keep "
                 f"{percent(run['cap_2_mass_share'])} of their sum, a mask of 0.5 to 5 keeps "
@@ -301,11 +301,11 @@ def _of_sure_tokens(run: Measured, places: int) -> Words:
 
 
 def _of_rows_apart(run: Measured) -> Words:
-    beside, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
+    near, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
     apart = run.count("rows_apart")
     rows = counted(apart, "sampled row")
     return Words(
-        f"sampler and trainer log-probs disagree in {rows} of {apart + int(beside):,} and agree in all others",
+        f"sampler and trainer log-probs disagree in {rows} of {apart + int(near):,} and agree in all others",
         "compare the inputs of both engines for these rows: log-probs of another row or of other tokens, attended "
         "padding, or weights of another version",
         f"in {rows} at least half of the tokens differ by more than {FAR:g} nats, elsewhere {percent(far / others)}",

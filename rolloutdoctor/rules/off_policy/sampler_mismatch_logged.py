@@ -72,8 +72,8 @@ class SamplerMismatchLogged(NumbersRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of them."""
-        known = context.quantities
-        if any(name in known for name in _GAPS) or {"is_weight", "sampler_k3"} <= known.keys():
+        quantities = context.quantities
+        if any(name in quantities for name in _GAPS) or {"is_weight", "sampler_k3"} <= quantities.keys():
             return None
         return Missing(
             "the log has no metric for the train-inference mismatch",
@@ -111,21 +111,21 @@ class SamplerMismatchLogged(NumbersRule):
         apart = {name: series(run, name) for name in _GAPS[:-1] if is_logged[name]}
         if is_logged["sampler_ppl"] and is_logged["trainer_ppl"]:
             apart["sampler_ppl"] = np.abs(np.log(series(run, "sampler_ppl") / series(run, "trainer_ppl")))
-        found: list[tuple[int, str, str]] = []
+        exceeded: list[tuple[int, str, str]] = []
         for name, values in apart.items():
             levels, words = _LEVELS[name]
             median = float(np.nanmedian(values))
-            count = sum(median < one if _is_low(name) else median > one for one in levels)
-            found.append((count, words.format(number(median)), name))
-        level, words, name = max(found, key=lambda one: one[0], default=(0, "", ""))
+            count = sum(median < bound if _is_low(name) else median > bound for bound in levels)
+            exceeded.append((count, words.format(number(median)), name))
+        level, words, name = max(exceeded, key=lambda candidate: candidate[0], default=(0, "", ""))
         if not level:
             return None
         lag = logged(run, "version_lag")
         if lag is not None and np.median(lag) >= 1:
             level, words = 1, f"{words}, with a version lag of {number(float(np.median(lag)))} steps"
-        known = np.flatnonzero(np.isfinite(apart[name]))
-        at = crossing(apart[name][known], _LEVELS[name][0][0], below=_is_low(name))
-        medians = {one: float(np.nanmedian(series(run, one))) for one in (name, *apart)}
+        finite = np.flatnonzero(np.isfinite(apart[name]))
+        at = crossing(apart[name][finite], _LEVELS[name][0][0], below=_is_low(name))
+        medians = {metric: float(np.nanmedian(series(run, metric))) for metric in (name, *apart)}
         return Judgement(
             severity=(Severity.INFO, Severity.WARNING, Severity.ERROR)[level - 1],
             confirmed=level > 1,
@@ -139,8 +139,8 @@ class SamplerMismatchLogged(NumbersRule):
                 "compare one response's log-probs in both engines; check temperature, chat template, precision and "
                 "the weight sync"
             ),
-            measures={one: Measure(value, "1") for one, value in medians.items()}
-            | ({} if at is None else {"onset": Measure(step_at(run, int(known[at])), "step")}),
+            measures={metric: Measure(value, "1") for metric, value in medians.items()}
+            | ({} if at is None else {"onset": Measure(step_at(run, int(finite[at])), "step")}),
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -163,10 +163,10 @@ class SamplerMismatchLogged(NumbersRule):
         import numpy as np
 
         weight, k3 = series(run, "is_weight"), series(run, "sampler_k3")
-        known = np.isfinite(weight) & np.isfinite(k3) & (k3 >= 0) & (weight > 0)
-        if not known.any():
+        is_valid = np.isfinite(weight) & np.isfinite(k3) & (k3 >= 0) & (weight > 0)
+        if not is_valid.any():
             return None
-        mean, gap = float(np.median(weight[known])), float(np.median(k3[known]))
+        mean, gap = float(np.median(weight[is_valid])), float(np.median(k3[is_valid]))
         bound = 3 * (np.sqrt(2 * gap) + gap)
         if gap > self.small_k3 or abs(mean - 1) <= max(bound, self.least_apart):
             return None
@@ -178,9 +178,9 @@ class SamplerMismatchLogged(NumbersRule):
             f"only {number(gap)} nats a token: the weights are sequence-level, and scale the batch {counts}",
             message=f"Ratios of tokens with a k3 of {number(gap)} have a mean within {number(bound)} of 1; the logged "
             f"mean is {number(mean)}, as of products over whole responses.",
-            evidence=f"the logged weight and k3 of {counted(int(known.sum()), 'step')}",
+            evidence=f"the logged weight and k3 of {counted(int(is_valid.sum()), 'step')}",
             advice="use token-level importance weights, or divide each sequence's log-ratio by its length",
-            measures={"onset": Measure(step_at(run, int(np.flatnonzero(known)[0])), "step")},
+            measures={"onset": Measure(step_at(run, int(np.flatnonzero(is_valid)[0])), "step")},
         )
 
 

@@ -117,8 +117,8 @@ class SequenceIsLengthBias(TableRule):
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Logged metrics of the importance weights and of what these are made of: how many, and how many agree."""
         kind_of = None if step.trainer is None else step.trainer.log.kind_of
-        metrics = [one for name, one in step.audit.items() if kind_of and kind_of(name) == "sampler_gap"]
-        return {"compared": sum(one.compared for one in metrics), "agree": sum(one.agree for one in metrics)}
+        metrics = [tally for name, tally in step.audit.items() if kind_of and kind_of(name) == "sampler_gap"]
+        return {"compared": sum(tally.compared for tally in metrics), "agree": sum(tally.agree for tally in metrics)}
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """Return sums over each third of the rows of steps with three or more: how many are within all bounds."""
@@ -132,7 +132,9 @@ class SequenceIsLengthBias(TableRule):
             rows.filter(length > 0, bool(bounds))
             .filter(count >= len(THIRDS))
             .with_columns(
-                kept=pl.all_horizontal(pl.lit(True), *(pl.col(one.of).is_between(one.low, one.high) for one in bounds)),
+                kept=pl.all_horizontal(
+                    pl.lit(True), *(pl.col(bound.of).is_between(bound.low, bound.high) for bound in bounds)
+                ),
                 third=third,
                 weight=k1.clip(-20, 20).exp(),
                 apart=length - length.mean().over(STEP_KEY),
@@ -148,18 +150,18 @@ class SequenceIsLengthBias(TableRule):
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the share that each third keeps."""
         is_of = {name: pl.col("third") == number for number, name in enumerate(THIRDS)}
-        rows, known = pl.col("rows"), pl.col("correlation").is_not_null()
-        mean = (pl.col("correlation") * rows).sum() / rows.filter(known).sum()
-        found: dict[str, Quantity] = {"length_correlation": (mean, "1")}
-        for third, here in is_of.items():
-            found[f"kept_{third}_share"] = pl.col("kept").filter(here).sum() / rows.filter(here).sum(), "share"
+        rows, is_known = pl.col("rows"), pl.col("correlation").is_not_null()
+        mean = (pl.col("correlation") * rows).sum() / rows.filter(is_known).sum()
+        measures: dict[str, Quantity] = {"length_correlation": (mean, "1")}
+        for third, part in is_of.items():
+            measures[f"kept_{third}_share"] = pl.col("kept").filter(part).sum() / rows.filter(part).sum(), "share"
         for third in ("shortest", "longest"):
             length, size, weight, count = (pl.col(name).filter(is_of[third]).sum() for name in (*TERMS, "rows"))
-            found[f"{third}_gap"] = size / length, "nats"
-            found[f"{third}_length"] = length / count, "tokens"
-            found[f"{third}_weight"] = weight / count, "1"
-        found["lost_length_score"] = pl.sum("trend") / pl.sum("variance").sqrt(), "1"
-        return found | {"rows": (rows.sum(), "rows")}
+            measures[f"{third}_gap"] = size / length, "nats"
+            measures[f"{third}_length"] = length / count, "tokens"
+            measures[f"{third}_weight"] = weight / count, "1"
+        measures["lost_length_score"] = pl.sum("trend") / pl.sum("variance").sqrt(), "1"
+        return measures | {"rows": (rows.sum(), "rows")}
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of one length cannot show it."""
@@ -178,8 +180,8 @@ class SequenceIsLengthBias(TableRule):
         if run["length_correlation"] is None:
             return None
         of_third = (pl.col("third") == THIRDS.index(third) for third in ("shortest", "longest"))
-        counts = (run.table.filter(here).select(pl.sum("rows", "kept")).row(0) for here in of_third)
-        (fewest, _), (_, most) = (share_bound(rows - kept, rows) for rows, kept in counts)
+        counts = (run.table.filter(is_part).select(pl.sum("rows", "kept")).row(0) for is_part in of_third)
+        (fewest, _), (_, most) = (share_bound(rows - kept_rows, rows) for rows, kept_rows in counts)
         return Excluded(
             code=self.code,
             effect="a loss of long responses",

@@ -126,15 +126,15 @@ class StalePolicy(TableRule):
 
         from rolloutdoctor.rules.measures.sampler_gap import turns_of, weights_of
 
-        found: dict[str, Tensor | None] = dict.fromkeys(self.adds) | {"lag": step.lags(MOST_LAGS)}
+        columns: dict[str, Tensor | None] = dict.fromkeys(self.adds) | {"lag": step.lags(MOST_LAGS)}
         gap = step.sampler_gap(self.code)
         if gap is None:
-            return found
+            return columns
         weight_T = weights_of(gap)
         terms = gap.counted_T, gap.delta_T.abs(), gap.delta_T, weight_T, weight_T.square()
         tokens, size, delta, weight, square = (gap.runs.total(x_T) for x_T in terms)
-        found |= {"tokens": tokens, "size": size, "k3": weight - tokens - delta, "weight": weight, "square": square}
-        return found | dict(zip(("early", "late"), map(torch.from_numpy, turns_of(gap)), strict=True))
+        columns |= {"tokens": tokens, "size": size, "k3": weight - tokens - delta, "weight": weight, "square": square}
+        return columns | dict(zip(("early", "late"), map(torch.from_numpy, turns_of(gap)), strict=True))
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Return the median size of the gaps of each step and lag."""
@@ -202,7 +202,7 @@ class StalePolicy(TableRule):
         is_run, is_stamped = pl.n_unique("step") > 1, pl.col("newest").is_not_null().any()
         lag = pl.col("lag") + pl.when(is_run).then(pl.col("behind")).otherwise(0)
         tokens, grad, k3 = pl.col("tokens"), pl.col("grad"), pl.col("k3")
-        own = lag.filter(tokens > 0)
+        trained_lag = lag.filter(tokens > 0)
         lag_off = lag - (tokens * lag).sum() / tokens.sum()
         k3_off = k3 - tokens * k3.sum() / tokens.sum()
 
@@ -210,24 +210,24 @@ class StalePolicy(TableRule):
             weight, square, count = (pl.col(x).filter(lag == of).sum() for x in ("weight", "square", "tokens"))
             return weight**2 / (square * count)
 
-        found = {
+        measures = {
             "gap_mean": (pl.sum("size") / tokens.sum(), "nats"),
             "gap_median_first": (pl.col("shown").drop_nulls().first(), "nats"),
             "gap_median_last": (pl.col("shown").drop_nulls().last(), "nats"),
             "gap_growth": (pl.when(is_run).then(pl.first("growth")), "1"),
             "onset_step": (pl.when(is_run).then(pl.first("onset")), "step"),
-            "largest_lag": (pl.when(is_stamped).then(own.max()), "versions"),
+            "largest_lag": (pl.when(is_stamped).then(trained_lag.max()), "versions"),
             "gap_ratio_by_lag": (pl.when(is_run).then(pl.first("by_lag")), "1"),
             "k3_per_version": ((lag_off * k3_off).sum() / (tokens * lag_off**2).sum(), "nats per version"),
-            "ess_newest": (ess(own.min()), "share"),
-            "ess_oldest": (ess(own.max()), "share"),
+            "ess_newest": (ess(trained_lag.min()), "share"),
+            "ess_oldest": (ess(trained_lag.max()), "share"),
             "rows_of_several_versions": (pl.sum("stamped_several").cast(pl.Int64), "rows"),
             "rows_that_turn": (pl.sum("turned").cast(pl.Int64), "rows"),
         }
         for name, most in (("lagged", 0), ("lag_over_1", 1), ("lag_over_3", 3)):
             share = grad.filter(lag > most).sum() / grad.sum()
-            found[f"grad_share_{name}"] = (pl.when(is_stamped).then(share), "share")
-        return found
+            measures[f"grad_share_{name}"] = (pl.when(is_stamped).then(share), "share")
+        return measures
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Neither stamps nor a gap over enough steps."""
@@ -256,8 +256,8 @@ class StalePolicy(TableRule):
             return self._of_slow_growth(table)
         sentences = [*faults, *notes]
         by_lag = table.buckets.head(MOST_LAGS).rows(named=True) if table.stamps else []
-        ess = {f"ess_lag_{one['lag']}": Measure(one["ess"], "share") for one in by_lag}
-        middle = {f"gap_median_lag_{one['lag']}": Measure(one["middle"], "nats") for one in by_lag}
+        ess = {f"ess_lag_{line['lag']}": Measure(line["ess"], "share") for line in by_lag}
+        middle = {f"gap_median_lag_{line['lag']}": Measure(line["middle"], "nats") for line in by_lag}
         return Judgement(
             severity=Severity.WARNING if faults or not corrected else Severity.INFO,
             confirmed=False,
@@ -301,9 +301,9 @@ class StalePolicy(TableRule):
 
     def _onset(self, table: LagTable) -> tuple[int, float, float] | None:
         """Step from which on the gap is larger than before, by far; with fewer than three steps, by more."""
-        found = table.onset(self.onset_factor, self.onset_least)
-        if found is not None or table.has_lag or len(table.by_step) < 6:
-            return found
+        onset = table.onset(self.onset_factor, self.onset_least)
+        if onset is not None or table.has_lag or len(table.by_step) < 6:
+            return onset
         return table.onset(self.first_factor, self.growth_least, after=1)
 
     def _since(self, table: LagTable) -> int | None:

@@ -96,12 +96,12 @@ class SyncCorrupts(TableRule):
         if gap is None:
             return {}
         own_T = some.column("old_log_probs")
-        known_T, found = some.trained_T & is_below(own_T.abs(), inf), {**sizes_of_rows(gap)}
+        known_T, measures = some.trained_T & is_below(own_T.abs(), inf), {**sizes_of_rows(gap)}
         if block.has("ref_log_probs"):
             apart_T = (own_T - some.column("ref_log_probs")).abs()
             known_T = known_T & is_below(apart_T, inf)
-            found["apart"] = some.runs.total(kept(apart_T, known_T))
-        return found | {"tokens": some.runs.total(known_T), "trainer": some.runs.total(kept(own_T, known_T))}
+            measures["apart"] = some.runs.total(kept(apart_T, known_T))
+        return measures | {"tokens": some.runs.total(known_T), "trainer": some.runs.total(kept(own_T, known_T))}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The lag of each row behind the newest version of its step."""
@@ -111,15 +111,15 @@ class SyncCorrupts(TableRule):
         """Return the gaps of each step, and what its stamps say."""
         lag, size, unsure = pl.col("lag").fill_null(0), pl.col("size"), pl.col("unsure")
         is_new, tokens = lag == lag.min(), pl.col("tokens")
-        own = (size / unsure).filter(unsure > 0)
+        relative = (size / unsure).filter(unsure > 0)
         oldest, newest = (pl.col(name) for name in STAMPS)
         backwards = ((oldest >= 0) & (newest >= 0) & (newest < oldest)).any()
         stamps = rows.group_by(STEP_KEY, maintain_order=True).agg(is_backwards=backwards, newest=newest.max())
-        known = rows.filter(unsure.is_not_null()).group_by(STEP_KEY)
-        gaps = known.agg(
+        by_step = rows.filter(unsure.is_not_null()).group_by(STEP_KEY)
+        gaps = by_step.agg(
             unsure=unsure.filter(is_new).sum(),
-            gap=own.filter(is_new.filter(unsure > 0)).median(),
-            gap_old=own.filter((~is_new).filter(unsure > 0)).median(),
+            gap=relative.filter(is_new.filter(unsure > 0)).median(),
+            gap_old=relative.filter((~is_new).filter(unsure > 0)).median(),
             apart=pl.col("apart").sum() / tokens.sum(),
             has_apart=pl.col("apart").count() > 0,
             trainer=pl.col("trainer").sum() / tokens.sum(),
@@ -165,16 +165,16 @@ class SyncCorrupts(TableRule):
         older = (after["gap_old"] / after["gap"]).median()
         if isinstance(older, float) and older >= self.flat:
             return never
-        found, apart = int(after["step"][0]), after["apart"]
+        onset, apart = int(after["step"][0]), after["apart"]
         # A reference that is moved says nothing of the initial weights.
         if apart.count() == len(apart) and apart[-1] >= 0.5 * max(steps["apart"].drop_nulls().to_list()) > 0:
-            return found if bool((after["gap"] >= self.beyond * apart).all()) else never
+            return onset if bool((after["gap"] >= self.beyond * apart).all()) else never
         if place > 2 or not self._is_flat(gaps[place:]):
             return never
         before, at = steps["version"][place - 1], steps["version"][place]
         if before is None or at is None:
             return None
-        return found if at > before else never
+        return onset if at > before else never
 
     def _is_flat(self, late: Sequence[float]) -> bool:
         """Tell whether a gap stays what it is, as the distance to weights before the first update does not."""

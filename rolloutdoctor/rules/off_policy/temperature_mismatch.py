@@ -94,8 +94,8 @@ class TemperatureMismatch(TableRule):
 
     def columns(self, context: Context) -> frozenset[str]:
         """Both log-probs and which rows answer one prompt, or the trainer's and its entropy."""
-        known = context.columns
-        if "entropy" in known and "rollout_log_probs" not in known:
+        columns = context.columns
+        if "entropy" in columns and "rollout_log_probs" not in columns:
             return frozenset({POLICY, "entropy"})
         return frozenset({"rollout_log_probs", "old_log_probs", "group_id"})
 
@@ -125,13 +125,13 @@ class TemperatureMismatch(TableRule):
             return steps.values(tokens=alone.tokens_by_step.size, **fits)
         if sample is None:
             return steps.nothing(dict)
-        own, other = sample.squares
+        sampler_sq, trainer_sq = sample.squares
         return steps.values(
             slope=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
             gap=sample.tokens_by_step.sum(sample.apart),
-            own=own,
-            other=other,
+            own=sampler_sq,
+            other=trainer_sq,
             product=sample.product,
             **calibration(sample, steps.fresh_N),
         )
@@ -219,7 +219,7 @@ class TemperatureMismatch(TableRule):
         return self._drawn_otherwise(run, context, stated) if self._is_drawn_otherwise(run) else None
 
     def _scaled(self, run: Measured, slope: Slopes, stated: float | None) -> Judgement:
-        found, base = 1 / slope.middle, common_factor(*totals(run.table, "own", "other", "product"))
+        ratio, base = 1 / slope.middle, common_factor(*totals(run.table, "own", "other", "product"))
         interval = f"{1 / slope.high:.3g} to {1 / slope.low:.3g}"
         matches = stated is not None and stated != 1 and slope.low <= 1 / stated <= slope.high
         inverse = stated is not None and stated != 1 and slope.low <= stated <= slope.high
@@ -237,12 +237,12 @@ class TemperatureMismatch(TableRule):
             else Severity.INFO,
             confirmed=matches or inverse,
             headline=(
-                f"the sampler's log-probs are at {found:.3g} times the trainer's temperature (95 % interval {interval})"
+                f"the sampler's log-probs are at {ratio:.3g} times the trainer's temperature (95 % interval {interval})"
             ),
             message=(
                 f"at {counted(slope.contexts, 'context')} that responses share, differences between the sampler's "
                 f"log-probs are {slope.middle:.3g} times the trainer's (95 % interval {slope.low:.3g} to "
-                f"{slope.high:.3g}): a temperature of {found:.3g} times the trainer's; {whose}"
+                f"{slope.high:.3g}): a temperature of {ratio:.3g} times the trainer's; {whose}"
             ),
             evidence=(
                 f"{percent(slope.one_sided)} of the contexts lie on the same side of 1, {percent(slope.near)} within "

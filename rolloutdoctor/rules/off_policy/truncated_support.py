@@ -100,26 +100,26 @@ class TruncatedSupport(SampledTokens):
         sample = steps.sample()
         if sample is None:
             return steps.nothing(dict)
-        own, other = sample.squares
+        sampler_sq, trainer_sq = sample.squares
         unsure, apart = sample.tokens_by_step.at(sample.unsure), sample.apart[sample.unsure]
         inverse = 1 / sample.weight
-        found: dict[str, Any] = {"weight_back": sample.tokens_by_step.sum(inverse)}
+        measures: dict[str, Any] = {"weight_back": sample.tokens_by_step.sum(inverse)}
         for side, gap in ((SAMPLER, apart), (TRAINER, -apart)):
             below = np.flatnonzero(gap < 0)
-            found[f"above{side}"] = unsure.count(gap > 0)
-            found[f"excess{side}"] = (unsure.at(below).histogram(bins_of(-gap[below]), BINS), CENTRES)
-            found[f"lower{side}"] = (np.stack([unsure.count(gap < -limit) for limit in LIMITS], 1), LIMITS)
+            measures[f"above{side}"] = unsure.count(gap > 0)
+            measures[f"excess{side}"] = (unsure.at(below).histogram(bins_of(-gap[below]), BINS), CENTRES)
+            measures[f"lower{side}"] = (np.stack([unsure.count(gap < -limit) for limit in LIMITS], 1), LIMITS)
         return steps.values(
             slope=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
             weight=sample.weights,
             square=sample.tokens_by_step.sum(np.square(sample.weight)),
-            own=own,
-            other=other,
+            own=sampler_sq,
+            other=trainer_sq,
             product=sample.product,
             unsure=unsure.size,
             zeros=unsure.count(sample.sampler[sample.unsure] == 0),
-            **found,
+            **measures,
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -174,22 +174,22 @@ class TruncatedSupport(SampledTokens):
         is_scaled = slope is not None and slope.is_scaled(0.02)
         if is_scaled or common_factor(*totals(run.table, "own", "other", "product")) is not None:
             return None
-        found = []
+        limits = []
         for limit in LIMITS[:-1]:
             below, above = self._beyond(run, limit, side)
             if below >= self.least_share * unsure and above <= other_side * below:
-                found.append(limit)
-        return found[-1] if found else None
+                limits.append(limit)
+        return limits[-1] if limits else None
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where the mean mass is off by a hundredth or more; confirmed where the run records a cut."""
         return self._of(run, context, SAMPLER) or self._of(run, context, TRAINER)
 
     def _of(self, run: Measured, context: Context, side: str) -> Judgement | None:
-        limit, kept = self._limit(run, side), run["mean_weight" if side == SAMPLER else "mean_inverse_weight"]
-        if limit is None or kept is None:
+        limit, weight = self._limit(run, side), run["mean_weight" if side == SAMPLER else "mean_inverse_weight"]
+        if limit is None or weight is None:
             return None
-        cut, whole = ("sampler", "trainer") if side == SAMPLER else ("trainer", "sampler")
+        cut, uncut = ("sampler", "trainer") if side == SAMPLER else ("trainer", "sampler")
         middle, high = run[f"median_excess{side}"] or 0.0, run[f"p95_excess{side}"] or 0.0
         below, above = self._beyond(run, limit, side)
         options = {name: sampling_option(context, name) for name in ("top_p", "top_k", "min_p")}
@@ -198,16 +198,16 @@ class TruncatedSupport(SampledTokens):
         is_top_p = high <= 2.5 * middle
         kind = f"top-p of about {exp(-high):.2g}" if is_top_p else "top-k or min-p"
         return Judgement(
-            severity=Severity.WARNING if kept < self.warn_below else Severity.INFO,
+            severity=Severity.WARNING if weight < self.warn_below else Severity.INFO,
             confirmed=bool(stated),
             headline=(
-                f"the {cut}'s log-probs are renormalized after truncated sampling ({kind}, {percent(kept)} of the "
+                f"the {cut}'s log-probs are renormalized after truncated sampling ({kind}, {percent(weight)} of the "
                 f"mass kept){WHOLE[side]}"
             ),
             message=(
                 f"of {counted(run.count('unsure_tokens'), 'token')} with a probability below 0.9, "
                 f"{percent(ratio(*totals(run.table, f'above{side}', 'unsure')))} have a larger log-prob from the "
-                f"{whole} than from the {cut}, the others a smaller one by {number(middle)} nats (median) and up to "
+                f"{uncut} than from the {cut}, the others a smaller one by {number(middle)} nats (median) and up to "
                 f"{number(high)} (95 %), as {kind} causes; the mean importance ratio is {number(run['mean_weight'])}"
                 + (
                     f"; the run records {', '.join(stated)}"

@@ -79,11 +79,11 @@ class UnboundedRatio(TableRule):
         objective = context.objective
         if objective is None:
             return None
-        own, around = objective.surrogate, objective.policy_correction
-        if not own.clips_by_sign:
+        surrogate, around = objective.surrogate, objective.policy_correction
+        if not surrogate.clips_by_sign:
             return "the policy loss has no clipped ratio of tokens"
-        if own.cap is not None:
-            return f"the ratio of a negative advantage is capped at {own.cap:g}"
+        if surrogate.cap is not None:
+            return f"the ratio of a negative advantage is capped at {surrogate.cap:g}"
         return "tokens with a large ratio are rejected" if around is not None and around.rejects else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
@@ -99,11 +99,11 @@ class UnboundedRatio(TableRule):
         """Look at the ratios of each row, against old log-probs and against the sampler's."""
         from rolloutdoctor.rules.measures.far_ratios import far_ratios
 
-        found = dict[str, "Tensor"]()
+        measures = dict[str, "Tensor"]()
         for old in ("old_log_probs", "rollout_log_probs"):
             if block.has("policy_log_probs", old):
-                found |= {f"{old}/{name}": x_n for name, x_n in far_ratios(block, old, FAR).items()}
-        return found
+                measures |= {f"{old}/{name}": x_n for name, x_n in far_ratios(block, old, FAR).items()}
+        return measures
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Return those against the log-probs that the loss compares with."""
@@ -116,9 +116,9 @@ class UnboundedRatio(TableRule):
         advantage, gradient = pl.coalesce("advantage", "logged_advantage"), pl.col("grad_l1")
         is_plain = context.objective is not None and is_policy_alone(context.objective)
         carried = pl.col("policy_weight") * -advantage * pl.col("far_ratio") if is_plain else pl.lit(None, pl.Float64)
-        own = {name: pl.col(name) for name in ("far", "largest", "trained_tokens")} | {"far_l1": carried}
+        columns = {name: pl.col(name) for name in ("far", "largest", "trained_tokens")} | {"far_l1": carried}
         lines = rows.with_columns(
-            **{name: pl.when(advantage < 0).then(x) for name, x in own.items()},
+            **{name: pl.when(advantage < 0).then(x) for name, x in columns.items()},
             grad_l1=pl.when(gradient.is_finite()).then(gradient),
         )
         return with_sums(lines, pl.col("far") > 0, "far_l1", "trained_tokens", "grad_l1", "moved")

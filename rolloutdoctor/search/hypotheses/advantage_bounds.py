@@ -16,16 +16,16 @@ FEWEST = 2
 def _pile(steps: Sequence[Step], sign: int) -> float | None:
     """Return the bound at which values pile up above (sign 1) or below (-1), where the recomputed ones go on."""
     pairs = [(logged_N, *recomputed(evaluation)) for evaluation, logged_N in steps]
-    logged, made, radius = (torch.cat(parts).double() for parts in zip(*pairs, strict=True))
-    logged, made = sign * logged, sign * made
+    logged, predicted, radius = (torch.cat(parts).double() for parts in zip(*pairs, strict=True))
+    logged, predicted = sign * logged, sign * predicted
     finite = logged.isfinite()
     if not bool(finite.any()):
         return None
     bound = logged[finite].max()
     at_bound: Tensor = finite & (logged == bound)
-    beyond = at_bound & (made > bound + radius)
+    beyond = at_bound & (predicted > bound + radius)
     # Where bounds are the cause, no recomputed value beyond them was logged as another one.
-    is_clear = bool((made[finite & ~at_bound] <= bound + radius[finite & ~at_bound]).all())
+    is_clear = bool((predicted[finite & ~at_bound] <= bound + radius[finite & ~at_bound]).all())
     return sign * float(bound) if is_clear and int(beyond.sum()) >= FEWEST else None
 
 

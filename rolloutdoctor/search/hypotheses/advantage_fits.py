@@ -36,12 +36,12 @@ Step = tuple[Evaluation, Tensor]
 def logged_steps(trials: Sequence[Sequence[Seen]]) -> list[Step]:
     """The steps of which advantages were logged."""
     return [
-        (one.evaluation, filled_advantages(one.evaluation, one.advantage_N))
+        (step.evaluation, filled_advantages(step.evaluation, step.advantage_N))
         for trial in trials
-        for one in trial
-        if one.evaluation.rows is not None
-        and one.evaluation.rows.advantage_N is not None
-        and one.advantage_N is not None
+        for step in trial
+        if step.evaluation.rows is not None
+        and step.evaluation.rows.advantage_N is not None
+        and step.advantage_N is not None
     ]
 
 
@@ -67,8 +67,8 @@ def units(batch: "RolloutBatch", unit: str) -> Tensor | None:
     """Return the number of the group, rank or step of each row, ``[N]`` int64."""
     if unit == "group":
         return None if batch.groups is None else batch.groups.index_N
-    found = batch.per_row.get("rank") if unit == "rank" else torch.zeros_like(places(batch))
-    return None if found is None else torch.unique(found, return_inverse=True)[1]
+    rank_N = batch.per_row.get("rank") if unit == "rank" else torch.zeros_like(places(batch))
+    return None if rank_N is None else torch.unique(rank_N, return_inverse=True)[1]
 
 
 def by_unit(unit_N: Tensor, value_N: Tensor) -> Tensor:
@@ -121,19 +121,19 @@ def _order_bits(evaluation: Evaluation, logged_N: Tensor, unit: str) -> float:
     unit_N, bits = units(evaluation.batch, unit), 0.0
     value_N, radius_N = recomputed(evaluation)
     off_N = (value_N - logged_N).abs() > 2 * radius_N
-    for one in [] if unit_N is None else torch.unique(unit_N[off_N]).tolist():
-        here = value_N[unit_N == one].float()
-        n, d = len(here), len(torch.unique(here))
+    for number in [] if unit_N is None else torch.unique(unit_N[off_N]).tolist():
+        value_n = value_N[unit_N == number].float()
+        n, d = len(value_n), len(torch.unique(value_n))
         bits += (lgamma(n + d) - lgamma(d) - lgamma(n + 1)) / log(2)
     return bits
 
 
 @cache
-def _moved(what: str, rows: int) -> Hypothesis:
+def _moved(column: str, rows: int) -> Hypothesis:
     side, count = "late" if rows > 0 else "early", "" if abs(rows) == 1 else f" {abs(rows)} places"
-    words = f"every row has the {what} of the row{count} {'before' if rows > 0 else 'after'} it"
-    name = f"{what}s-{abs(rows)}-rows-{side}"
-    if what == "reward":
+    words = f"every row has the {column} of the row{count} {'before' if rows > 0 else 'after'} it"
+    name = f"{column}s-{abs(rows)}-rows-{side}"
+    if column == "reward":
         return _order(name=name, words=words, rows=moved_rewards(lambda batch: places(batch).roll(rows)))
 
     def edit(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius]:
@@ -151,18 +151,18 @@ def _solve_order(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
     value_N, radius_N = recomputed(evaluation)
     fitting: list[tuple[int, str, int]] = []
     for rows in range(1, min(len(value_N) // 2, LARGEST_STEP) + 1):
-        for by, what in product((rows, -rows), ("reward", "advantage")):
+        for by, column in product((rows, -rows), ("reward", "advantage")):
             made_N: Tensor | None = value_N.roll(by)
-            if what == "reward":
-                edit = _moved(what, by).rows
+            if column == "reward":
+                edit = _moved(column, by).rows
                 assert edit is not None
                 objective = evaluation.objective
                 made_N = advantages_of(evaluation, edit(evaluation.batch, objective), objective)
             if made_N is not None:
                 near_N = (made_N - logged_N).abs() <= 2 * radius_N.max().clamp(max=1e-3)
-                fitting.append((-int(near_N.sum()), what, by))
-    fitting.sort(key=lambda one: (one[0], one[1] == "advantage", abs(one[2])))
-    yield from (_moved(what, by) for _, what, by in fitting[:4])
+                fitting.append((-int(near_N.sum()), column, by))
+    fitting.sort(key=lambda fit: (fit[0], fit[1] == "advantage", abs(fit[2])))
+    yield from (_moved(column, by) for _, column, by in fitting[:4])
     for unit, words in (
         ("group", "within each group the advantages, or the rewards, are in another order than the rows"),
         ("step", "the advantages of the step are in another order than its rows"),
@@ -202,14 +202,14 @@ def _solve_blocks(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
         torch.cat([x_N.new_zeros(1, dtype=torch.float64), x_N.double().cumsum(0)])
         for x_N in (logged_N, error_N, logged_N.abs() > 4 * error_N)
     )
-    found = 0
+    blocks = 0
     for size in range(2, min(len(logged_N), LARGEST_STEP) + 1):
         gone = (total[size:] - total[:-size]).abs() <= 2 * (error[size:] - error[:-size]) + 1e-12
         full = (some[size:] - some[:-size]) > 1
         for offset in range(size):
             is_clear = bool(gone[offset::size].all()) and int(full[offset::size].sum()) > 1
-            if found < 6 and is_clear and (size, offset) != (usual_size(evaluation.batch), 0):
-                found += 1
+            if blocks < 6 and is_clear and (size, offset) != (usual_size(evaluation.batch), 0):
+                blocks += 1
                 yield _blocks(size, offset)
 
 

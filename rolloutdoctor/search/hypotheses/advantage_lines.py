@@ -54,8 +54,8 @@ def _line(unit: str, evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, 
 
 def _on_line(unit: str) -> AdvantagesEdit:
     def edit(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius] | None:
-        found = _line(unit, evaluation, filled_advantages(evaluation, logged_N))
-        return None if found is None else (found[0] * recomputed(evaluation)[0] + found[1], Radius.of(found[2]))
+        line = _line(unit, evaluation, filled_advantages(evaluation, logged_N))
+        return None if line is None else (line[0] * recomputed(evaluation)[0] + line[1], Radius.of(line[2]))
 
     return edit
 
@@ -106,7 +106,7 @@ def _range(x: Tensor) -> str:
 def _is_standardised(evaluation: Evaluation, logged_N: Tensor, unit: str) -> bool:
     """True if the logged advantages of each unit have a mean of 0 and a standard deviation of about 1."""
     unit_N = units(evaluation.batch, unit)
-    parts = [] if unit_N is None else [logged_N[unit_N == one] for one in torch.unique(unit_N).tolist()]
+    parts = [] if unit_N is None else [logged_N[unit_N == number] for number in torch.unique(unit_N).tolist()]
     varying = [part for part in parts if len(part) > 1 and bool((part != part[0]).any())]
     centred = all(abs(float(x.mean())) < 1e-4 for x in varying)
     return centred and all(any(0.99 < float(x.std(correction=d)) < 1.0001 for d in (0, 1)) for x in varying)
@@ -196,16 +196,16 @@ def _solve_weights(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
             for x_N in _terms(batch).values()
         ]
         unit_N = units(batch, "group" if rule.scale == "group" else "step")
-        known = [x_N for x_N in columns if x_N is not None]
-        if len(known) < len(names) or unit_N is None:
+        present = [x_N for x_N in columns if x_N is not None]
+        if len(present) < len(names) or unit_N is None:
             return
-        made_NF = torch.stack(known, dim=1).double()
+        made_NF = torch.stack(present, dim=1).double()
         if not (rule.spec.divides and rule.scale != "none"):
             equations.append(made_NF)
             sides.append(logged_N)
             continue
-        for one in torch.unique(unit_N[logged_N != 0]).tolist():
-            a_NF, y_N = made_NF[unit_N == one], logged_N[unit_N == one]
+        for number in torch.unique(unit_N[logged_N != 0]).tolist():
+            a_NF, y_N = made_NF[unit_N == number], logged_N[unit_N == number]
             products_F = (y_N[:, None] * a_NF).sum(0)
             equations.append(a_NF - torch.outer(y_N, products_F) / y_N.square().sum())
             sides.append(products_F[None])
@@ -237,12 +237,12 @@ def _weighted(weight_F: Tensor, names: Sequence[str]) -> Hypothesis:
         return replace(batch, per_row={**batch.per_row, "reward": reward_N})
 
     parts = [f"{name} {weight:.4g}" for name, weight in zip(names[:-1], weights, strict=False)]
-    own = f", and {weights[-1]:.4g} for each token of the response" if weights[-1] else ", and not as recorded"
+    token_words = f", and {weights[-1]:.4g} for each token of the response" if weights[-1] else ", and not as recorded"
     return Hypothesis(
         name="reward-weights-" + "-".join(f"{weight:.4g}" for weight in weights),
         code="RDA004",
         stage="advantages",
-        words=f"the rewards behind the advantages are weighted {', '.join(parts)}{own}",
+        words=f"the rewards behind the advantages are weighted {', '.join(parts)}{token_words}",
         remedy=UPSTREAM,
         rows=edit,
         columns=frozenset({"rewards"}),

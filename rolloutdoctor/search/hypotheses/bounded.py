@@ -78,15 +78,15 @@ def _padded(batch: "RolloutBatch", part: str | None) -> "Tensor | None":
 
 def _lowered(evaluation: Evaluation, chosen_N: "Tensor") -> Evaluation:
     """The step with a ratio of 0 of some rows, and its advantages."""
-    batch, own = evaluation.batch, evaluation.rows
-    assert own is not None
+    batch, row_result = evaluation.batch, evaluation.rows
+    assert row_result is not None
     policy_T = batch.column("policy_log_probs")
     lowered_T = torch.where(chosen_N.repeat_interleave(batch.rows.diff()), policy_T - FAR, policy_T)
     return evaluate(
         replace(batch, per_token={**batch.per_token, "policy_log_probs": lowered_T}),
         evaluation.objective,
         dtype=evaluation.dtype,
-        amend=lambda rows: replace(rows, advantage_N=own.advantage_N, edited_radius=own.edited_radius),
+        amend=lambda rows: replace(rows, advantage_N=row_result.advantage_N, edited_radius=row_result.edited_radius),
     )
 
 
@@ -102,16 +102,16 @@ def _of_padded_ratio(
         return {}
     # A response that is reinforced is not clipped below: its loss falls as its ratio rises to its own.
     ends = [_lowered(evaluation, padded_N), _lowered(evaluation, padded_N & (rows.advantage_N < 0))]
-    made = [trainer.metrics(end) for end in ends]
-    found = {}
+    at_ends = [trainer.metrics(end) for end in ends]
+    bounds = {}
     for name in names:
         kind = trainer.log.kind_of(name)
-        if kind not in KINDS or any(name not in each for each in made):
+        if kind not in KINDS or any(name not in each for each in at_ends):
             continue
-        values = [each[name] for each in made]
+        values = [each[name] for each in at_ends]
         radius = max(float(metric_radius(end, kind, value)) for end, value in zip(ends, values, strict=True))
-        found[name] = min(values) - radius, max(values) + radius
-    return found
+        bounds[name] = min(values) - radius, max(values) + radius
+    return bounds
 
 
 BOUNDED: tuple[BoundedHypothesis, ...] = tuple(

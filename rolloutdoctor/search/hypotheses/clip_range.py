@@ -31,21 +31,23 @@ def _is(side: str, value: float) -> Hypothesis:
     )
 
 
-def _with(one: Seen, side: str, value: float) -> Mapping[str, float]:
+def _with(step: Seen, side: str, value: float) -> Mapping[str, float]:
     """The metrics of a step with a clip range."""
-    seen = one.evaluation
+    evaluation = step.evaluation
 
-    def amend(made: RowResult) -> RowResult:
-        rows = seen.rows
-        return made if rows is None else replace(made, advantage_N=rows.advantage_N, edited_radius=rows.edited_radius)
+    def amend(part: RowResult) -> RowResult:
+        rows = evaluation.rows
+        return part if rows is None else replace(part, advantage_N=rows.advantage_N, edited_radius=rows.edited_radius)
 
-    objective = changing("surrogate", **{side: value})(seen.objective)
-    return one.trainer.metrics(evaluate(seen.batch, objective, dtype=seen.dtype, logged=one.logged, amend=amend))
+    objective = changing("surrogate", **{side: value})(evaluation.objective)
+    return step.trainer.metrics(
+        evaluate(evaluation.batch, objective, dtype=evaluation.dtype, logged=step.logged, amend=amend)
+    )
 
 
 def _gap(trial: Sequence[Seen], side: str, name: str) -> Callable[[float], float]:
     """Distance of the loss above the logged one, for a clip range."""
-    return lambda value: fsum(_with(one, side, value)[name] for one in trial) / len(trial) - trial[0].logged[name]
+    return lambda value: fsum(_with(step, side, value)[name] for step in trial) / len(trial) - trial[0].logged[name]
 
 
 def _end(gap: Callable[[float], float], target: float, widest: float) -> float:
@@ -59,17 +61,17 @@ def _end(gap: Callable[[float], float], target: float, widest: float) -> float:
 
 def _interval(trial: Sequence[Seen], side: str) -> tuple[float, float] | None:
     """The clip ranges with which the logged loss follows within its radius; None if there are none, or no end."""
-    one = trial[0]
-    names = [name for name in one.logged if one.trainer.log.kind_of(name) in ("policy_loss", "loss")]
+    first = trial[0]
+    names = [name for name in first.logged if first.trainer.log.kind_of(name) in ("policy_loss", "loss")]
     if not names or any(each.evaluation.tokens is None for each in trial):
         return None
-    name = max(names, key=lambda name: one.trainer.log.kind_of(name) == "policy_loss")
-    made = [each.trainer.metrics(each.evaluation).get(name) for each in trial]
-    if any(value is None for value in made):
+    name = max(names, key=lambda name: first.trainer.log.kind_of(name) == "policy_loss")
+    recomputed = [each.trainer.metrics(each.evaluation).get(name) for each in trial]
+    if any(value is None for value in recomputed):
         return None
     radius = max(
-        float(metric_radius(each.evaluation, one.trainer.log.kind_of(name), value or 0.0))
-        for each, value in zip(trial, made, strict=True)
+        float(metric_radius(each.evaluation, first.trainer.log.kind_of(name), value or 0.0))
+        for each, value in zip(trial, recomputed, strict=True)
     )
     gap = _gap(trial, side, name)
     if not isfinite(radius) or not gap(0.0) > radius or not gap(_WIDEST[side]) < -radius:
@@ -81,23 +83,23 @@ def _share_bits(trial: Sequence[Seen], side: str, value: float) -> float:
     """Return the evidence, in bits, of a logged share of clipped tokens for a clip range, of as many as are clipped."""
     if len(trial) > 1:
         return 0.0
-    one = trial[0]
-    names = [name for name in one.logged if one.trainer.log.kind_of(name) == "clip_share"]
-    recorded, made = one.trainer.metrics(one.evaluation), _with(one, side, value)
-    found = 0.0
-    for name in (each for each in names if each in recorded and each in made):
-        radius = float(metric_radius(one.evaluation, "clip_share", made[name]))
-        if abs(one.logged[name] - made[name]) <= radius < abs(one.logged[name] - recorded[name]):
-            found = max(found, log2(max(one.logged[name] * one.evaluation.batch.tokens, 1.0)))
-    return found
+    first = trial[0]
+    names = [name for name in first.logged if first.trainer.log.kind_of(name) == "clip_share"]
+    recorded, changed = first.trainer.metrics(first.evaluation), _with(first, side, value)
+    bits = 0.0
+    for name in (each for each in names if each in recorded and each in changed):
+        radius = float(metric_radius(first.evaluation, "clip_share", changed[name]))
+        if abs(first.logged[name] - changed[name]) <= radius < abs(first.logged[name] - recorded[name]):
+            bits = max(bits, log2(max(first.logged[name] * first.evaluation.batch.tokens, 1.0)))
+    return bits
 
 
 def _solve(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
     """The number of the fewest digits that the loss of a step leaves, if that says enough for it."""
-    smallest = sorted(trials, key=lambda trial: sum(one.evaluation.batch.tokens for one in trial))
+    smallest = sorted(trials, key=lambda trial: sum(step.evaluation.batch.tokens for step in trial))
     for side in _WIDEST:
-        found = ((trial, _interval(trial, side)) for trial in smallest[:2])
-        trial, interval = next((one for one in found if one[1] is not None), (None, None))
+        intervals = ((trial, _interval(trial, side)) for trial in smallest[:2])
+        trial, interval = next((pair for pair in intervals if pair[1] is not None), (None, None))
         if trial is None or interval is None:
             continue
         low, high = interval

@@ -21,12 +21,12 @@ BITS_OF_FLOAT = 24.0
 _REFERENCES = ("https://github.com/verl-project/verl/issues/7956",)
 
 
-def _resampled(name: str, what: str, drawn: str) -> Hypothesis:
+def _resampled(name: str, column: str, drawn: str) -> Hypothesis:
     return Hypothesis(
         name=name,
         code=CODE,
         stage="advantages",
-        words=f"rows have the {what} of other rows of the step, as if these had been drawn in their place",
+        words=f"rows have the {column} of other rows of the step, as if these had been drawn in their place",
         remedy="resample whole rows, tokens and log-probs with their advantages, or none: turn use_pf_ppo off",
         objective=changing("advantage", drawn=drawn),
         columns=frozenset({"advantages", "response_mask_pre"}),
@@ -40,7 +40,7 @@ RESAMPLED = (
 )
 
 
-def evidence(evaluation: "Evaluation", one: Hypothesis) -> float:
+def evidence(evaluation: "Evaluation", hypothesis: Hypothesis) -> float:
     """Bits by which the logged advantages of a step are those of other rows; 0 where some are of none.
 
     The row that a row has the advantages of is one of N, which costs log2 N bits; its first value may have chosen it,
@@ -53,33 +53,35 @@ def evidence(evaluation: "Evaluation", one: Hypothesis) -> float:
     from rolloutdoctor.ops import rounding
 
     batch, dtype = evaluation.batch, evaluation.dtype
-    assert one.objective is not None
-    objective = one.objective(evaluation.objective)
-    own, found = evaluation.rows, evaluate_rows(batch, objective, dtype)
-    if found is None or found.advantage_T is None or own is None or own.advantage_T is None:
+    assert hypothesis.objective is not None
+    objective = hypothesis.objective(evaluation.objective)
+    row_result, drawn_rows = evaluation.rows, evaluate_rows(batch, objective, dtype)
+    if drawn_rows is None or drawn_rows.advantage_T is None or row_result is None or row_result.advantage_T is None:
         return 0.0
     mask_T, logged_T = batch.column("response_mask"), batch.column("advantages").double()
-    made = token_advantage_radius(Evaluation(batch, objective, found, None, dtype)).likely
-    radius_T = made + rounding.stored(logged_T).likely
-    is_off_T = ~((found.advantage_T - logged_T).abs() <= 2 * radius_T)
+    token_radius = token_advantage_radius(Evaluation(batch, objective, drawn_rows, None, dtype)).likely
+    radius_T = token_radius + rounding.stored(logged_T).likely
+    is_off_T = ~((drawn_rows.advantage_T - logged_T).abs() <= 2 * radius_T)
     if bool((mask_T & is_off_T).any()) or not bool(mask_T.any()):
         return 0.0
     span, radius = float(logged_T[mask_T].max() - logged_T[mask_T].min()), float(radius_T[mask_T].max())
     worth = min(log2(max(span / (2 * radius), 1.0)), BITS_OF_FLOAT) if radius else BITS_OF_FLOAT
-    moved_T = mask_T & ~((own.advantage_T - logged_T).abs() <= 2 * radius_T)
+    moved_T = mask_T & ~((row_result.advantage_T - logged_T).abs() <= 2 * radius_T)
     row_T = torch.repeat_interleave(torch.arange(len(batch), device=batch.device), batch.rows.diff())
     bits = 0.0
     for row in torch.unique(row_T[moved_T]).tolist():
         tokens = slice(int(batch.rows[row]), int(batch.rows[row + 1]))
-        here = logged_T[tokens][mask_T[tokens]].sort().values
-        further = int((here.diff() > 4 * radius).sum())
+        value_t = logged_T[tokens][mask_T[tokens]].sort().values
+        further = int((value_t.diff() > 4 * radius).sum())
         bits += max(further * worth - log2(len(batch)), 0.0)
     return bits
 
 
 def _solve(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
-    seen = [one.evaluation for trial in trials for one in trial if "advantages" in one.evaluation.batch.per_token]
-    yield from (one for one in RESAMPLED if sum(evidence(each, one) for each in seen) >= ENOUGH_BITS)
+    evaluations = [
+        step.evaluation for trial in trials for step in trial if "advantages" in step.evaluation.batch.per_token
+    ]
+    yield from (edit for edit in RESAMPLED if sum(evidence(each, edit) for each in evaluations) >= ENOUGH_BITS)
 
 
 def _can_be_drawn(objective: Objective) -> bool:

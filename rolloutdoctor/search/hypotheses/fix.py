@@ -107,8 +107,10 @@ class Fix:
     @property
     def status(self) -> str:
         """How far the change has come upstream: of the pull requests, and where there are none of the issues."""
-        pulls = [one for one in self.upstream if "/pull/" in one.url] or self.upstream
-        ranked = sorted(pulls, key=lambda one: (("merged", "open", "closed").index(one.status), not one.release))
+        pulls = [thread for thread in self.upstream if "/pull/" in thread.url] or self.upstream
+        ranked = sorted(
+            pulls, key=lambda thread: (("merged", "open", "closed").index(thread.status), not thread.release)
+        )
         if not ranked:
             return "no thread upstream"
         return "closed, not merged" if ranked[0].status == "closed" else ranked[0].words
@@ -120,16 +122,16 @@ class Fix:
             trainer: its name, as of the table of trainers.
             title: its name for people.
         """
-        own = [one for one in self.upstream if one.is_of(trainer) and "/pull/" in one.url]
-        merged = [one for one in own if one.status == "merged"]
+        threads = [thread for thread in self.upstream if thread.is_of(trainer) and "/pull/" in thread.url]
+        merged = [thread for thread in threads if thread.status == "merged"]
         if merged:
-            done = max(merged, key=lambda one: bool(one.release))
+            done = max(merged, key=lambda thread: bool(thread.release))
             affected = self.releases.get(trainer, "").partition("up to ")[2].partition(" ")[0]
             if not done.release and not affected:
                 return f"use a release of {title} that has {done.number}"
             return f"use {title} {f'{done.release} or newer' if done.release else f'after {affected}'} ({done.number})"
-        if any(one.status == "open" for one in own):
-            numbers = ", ".join(one.number for one in own if one.status == "open")
+        if any(thread.status == "open" for thread in threads):
+            numbers = ", ".join(thread.number for thread in threads if thread.status == "open")
             return f"not released ({title} {numbers} was open in {READ_IN}): patch the trainer"
         return f"no release of {title} with this change is known: patch the trainer"
 
@@ -152,7 +154,7 @@ class Fix:
         return tuple(
             name
             for name, each in examples.items()
-            if name in named or any(self.applies_to(each, one) for one in chosen)
+            if name in named or any(self.applies_to(each, choice) for choice in chosen)
         )
 
 

@@ -142,8 +142,8 @@ _MEANS_OF_MEANS = {"micro-batch-token-mean": "micro_batch_id", "rank-token-mean"
 
 def _means_of_means(objective: Objective) -> dict[str, str]:
     """Name of an aggregation of the objective that is one to the column of its parts."""
-    own = {"aggregation": objective.aggregation, "policy_aggregation": objective.policy_aggregation}
-    return {name: _MEANS_OF_MEANS[one.mode] for name, one in own.items() if one and one.mode in _MEANS_OF_MEANS}
+    means = {"aggregation": objective.aggregation, "policy_aggregation": objective.policy_aggregation}
+    return {name: _MEANS_OF_MEANS[mean.mode] for name, mean in means.items() if mean and mean.mode in _MEANS_OF_MEANS}
 
 
 def _is_mean_of_means(objective: Objective) -> bool:

@@ -64,18 +64,18 @@ def _factor(name: str, code: str, words: str, factor: float, part: str = "kl_los
 
 def _solve_coefficient(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
     """The coefficient that one logged loss gives, taken from the policy term and the KL term of its step."""
-    found: list[tuple[float, float]] = []
+    ratios: list[tuple[float, float]] = []
     for trial in trials:
-        parts = [(one.evaluation.policy_loss, one.evaluation.kl_loss) for one in trial if one.evaluation.tokens]
+        parts = [(step.evaluation.policy_loss, step.evaluation.kl_loss) for step in trial if step.evaluation.tokens]
         logged = trial[0].logged.get(trial[0].trainer.log.loss)
         if len(parts) < len(trial) or logged is None or not trial[0].trainer.log.loss_is_whole:
             continue
         policy, kl = (fsum(part) / len(parts) for part in zip(*parts, strict=True))
         if kl and isfinite(kl) and isfinite(policy):
-            found.append((abs(kl), (logged - policy) / kl))
-    if len(found) >= 3:
+            ratios.append((abs(kl), (logged - policy) / kl))
+    if len(ratios) >= 3:
         # The largest KL term says most; a coefficient is a number of few digits, and the others say which.
-        factor = max(found)[1]
+        factor = max(ratios)[1]
         for digits in (2, 3, 4, 6):
             near = float(f"{factor:.{digits}g}")
             words = f"the KL term of the loss has {near:g} times the recorded coefficient"

@@ -42,11 +42,11 @@ def _counted_as_masked(objective: Objective) -> Objective:
 
 def _other(evaluation: Evaluation, rows: RowsEdit, objective: Objective) -> Evaluation | None:
     """The same advantages over other tokens, or in other parts."""
-    batch, own = rows(evaluation.batch, objective), evaluation.rows
-    if batch is None or own is None:
+    batch, row_result = rows(evaluation.batch, objective), evaluation.rows
+    if batch is None or row_result is None:
         return None
     return evaluate(
-        batch, objective, dtype=evaluation.dtype, amend=lambda part: replace(part, advantage_N=own.advantage_N)
+        batch, objective, dtype=evaluation.dtype, amend=lambda part: replace(part, advantage_N=row_result.advantage_N)
     )
 
 
@@ -78,8 +78,8 @@ def _metric_of(rows: RowsEdit, kinds: tuple[str, ...]) -> MetricsEdit:
     def edit(evaluation: Evaluation, trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
         names = [name for name in metrics if trainer.log.kind_of(name) in kinds]
         other = _other(evaluation, rows, evaluation.objective) if names else None
-        made = {} if other is None else trainer.metrics(other)
-        return {name: made[name] for name in names if name in made}
+        other_metrics = {} if other is None else trainer.metrics(other)
+        return {name: other_metrics[name] for name in names if name in other_metrics}
 
     return edit
 
@@ -92,9 +92,9 @@ def _lengths(count: "Callable[[RolloutBatch], Tensor | None]") -> MetricsEdit:
         length_N = count(evaluation.batch) if names else None
         if length_N is None or not len(length_N):
             return {}
-        found = {"mean": float(length_N.double().mean()), "min": float(length_N.min()), "max": float(length_N.max())}
-        by_word = {name: word for name in names for word in found if word in name}
-        return {name: found[word] for name, word in by_word.items()}
+        lengths = {"mean": float(length_N.double().mean()), "min": float(length_N.min()), "max": float(length_N.max())}
+        by_word = {name: word for name in names for word in lengths if word in name}
+        return {name: lengths[word] for name, word in by_word.items()}
 
     return edit
 
@@ -104,7 +104,7 @@ def _mean_of_extremes(column: str) -> MetricsEdit:
 
     def edit(evaluation: Evaluation, trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
         batch, part_N = evaluation.batch, evaluation.batch.per_row.get(column)
-        reward_N, found = batch.per_row.get("reward"), dict[str, float]()
+        reward_N, means = batch.per_row.get("reward"), dict[str, float]()
         if part_N is None or reward_N is None:
             return {}
         parts = [part_N == part for part in torch.unique(part_N).tolist()]
@@ -113,8 +113,8 @@ def _mean_of_extremes(column: str) -> MetricsEdit:
             of_length = "length" in name and "terminated" not in name
             if reduce is not None and (of_length or trainer.log.kind_of(name) == "rewards"):
                 value_N = (batch.rows.diff() if of_length else reward_N).double()
-                found[name] = sum(float(reduce(value_N[part])) for part in parts) / len(parts)
-        return found
+                means[name] = sum(float(reduce(value_N[part])) for part in parts) / len(parts)
+        return means
 
     return edit
 

@@ -80,13 +80,13 @@ def _averages(mean: Mean, of: str) -> MetricsEdit:
         if of == "entropy-metric" and "entropy" in batch.per_token:
             kept_T = torch.where(batch.column("response_mask"), batch.column("entropy"), 0.0)
             sums["entropy"] = seg.total(kept_T, batch.rows)
-        found: dict[str, float] = {}
+        averages: dict[str, float] = {}
         for name in metrics:
             kind = trainer.log.kind_of(name)
             sum_N = sums.get(kind)
             if kind in _OF[of] and sum_N is not None:
-                found[name] = mean(sum_N, rows.length_N, tokens.layout)
-        return found
+                averages[name] = mean(sum_N, rows.length_N, tokens.layout)
+        return averages
 
     return edit
 
@@ -136,8 +136,8 @@ def _estimated(name: str, words: str) -> Hypothesis:
         if term is None or not names:
             return {}
         objective = replace(evaluation.objective, kl_loss=replace(term, estimator=name, clamp=None))
-        made = trainer.metrics(evaluate(evaluation.batch, objective, dtype=evaluation.dtype))
-        return {metric: made[metric] for metric in names if metric in made}
+        estimated = trainer.metrics(evaluate(evaluation.batch, objective, dtype=evaluation.dtype))
+        return {metric: estimated[metric] for metric in names if metric in estimated}
 
     return Hypothesis(
         name=f"kl-metric-is-{name.replace('_', '-')}",

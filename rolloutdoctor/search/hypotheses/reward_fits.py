@@ -50,21 +50,21 @@ class _Group:
     logged_n: Tensor
     error_n: Tensor
 
-    def predicted(self, one: Tensor, other: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def predicted(self, left: Tensor, right: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards that go with the logged advantages where those of two rows are known, and radii, ``[k, n]`` each.
 
         Args:
-            one: ``[k]``, a row of the group.
-            other: ``[k]``, another one.
+            left: ``[k]``, a row of the group.
+            right: ``[k]``, another one.
             low: ``[k]``, reward of the one.
             high: ``[k]``, reward of the other.
         """
-        low, high = low - self.penalty_n[one], high - self.penalty_n[other]
-        span_k = self.logged_n[other] - self.logged_n[one]
+        low, high = low - self.penalty_n[left], high - self.penalty_n[right]
+        span_k = self.logged_n[right] - self.logged_n[left]
         factor_k = (high - low) / span_k
-        away_kn = (self.logged_n - self.logged_n[one][:, None]) / span_k[:, None]
+        away_kn = (self.logged_n - self.logged_n[left][:, None]) / span_k[:, None]
         value_kn = low[:, None] + away_kn * (high - low)[:, None] + self.penalty_n
-        error_k = self.error_n[one] + self.error_n[other]
+        error_k = self.error_n[left] + self.error_n[right]
         error_kn = factor_k.abs()[:, None] * (self.error_n + error_k[:, None] * (1 + away_kn.abs()))
         return value_kn, error_kn + 4 * rounding.stored(value_kn).likely
 
@@ -94,24 +94,24 @@ def _bounded_rows(steps: Sequence[tuple[Evaluation, Tensor]], *, upper: bool) ->
     for evaluation, logged_N in steps:
         for group in groups_off(evaluation, logged_N):
             order = (side * group.reward_n).argsort()
-            one, other = order[:-1], order[1:]
-            apart = (group.logged_n[other] - group.logged_n[one]).abs() > LEAST_SPAN * group.error_n.max()
-            one, other = one[apart], other[apart]
-            made_kn, error_kn = group.predicted(one, other, group.reward_n[one], group.reward_n[other])
-            beyond_kn = side * (group.reward_n - group.reward_n[other][:, None]) > 0
+            left, right = order[:-1], order[1:]
+            apart = (group.logged_n[right] - group.logged_n[left]).abs() > LEAST_SPAN * group.error_n.max()
+            left, right = left[apart], right[apart]
+            made_kn, error_kn = group.predicted(left, right, group.reward_n[left], group.reward_n[right])
+            beyond_kn = side * (group.reward_n - group.reward_n[right][:, None]) > 0
             yield from made_kn[beyond_kn & (side * (group.reward_n - made_kn) > 2 * error_kn)].tolist()
 
 
 def _solve_bounds(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
     steps = logged_steps(trials)
-    found: dict[bool, float] = {}
+    by_side: dict[bool, float] = {}
     for upper in (True, False) if steps else ():
         values = list(_bounded_rows(steps, upper=upper))
         near = Counter(f"{value:.5g}" for value in values)
         text, count = near.most_common(1)[0] if near else ("", 0)
         if count >= FEWEST_BOUNDED:
-            found[upper] = shortest([value for value in values if f"{value:.5g}" == text])
-    low, high = found.get(False), found.get(True)
+            by_side[upper] = shortest([value for value in values if f"{value:.5g}" == text])
+    low, high = by_side.get(False), by_side.get(True)
     for bounds in dict.fromkeys(((None, high), (low, None), (low, high))):
         if bounds != (None, None) and (bounds[0] is None or bounds[1] is None or bounds[0] < bounds[1]):
             yield _bounded(*bounds)
@@ -126,12 +126,12 @@ def shortest(values: Sequence[float]) -> float:
 
 
 def _bounded(low: float | None, high: float | None) -> Hypothesis:
-    said = [f"{name} {bound:g}" for name, bound in (("below", low), ("above", high)) if bound is not None]
+    clauses = [f"{name} {bound:g}" for name, bound in (("below", low), ("above", high)) if bound is not None]
     return Hypothesis(
-        name="rewards-clipped-" + "-".join(word.replace(" ", "-") for word in said),
+        name="rewards-clipped-" + "-".join(word.replace(" ", "-") for word in clauses),
         code="RDM006",
         stage="advantages",
-        words=f"the advantages are made of rewards that are clipped where they are {' or '.join(said)}",
+        words=f"the advantages are made of rewards that are clipped where they are {' or '.join(clauses)}",
         remedy="state the bounds among the options, or log the reward that enters the advantages",
         objective=changing(
             "advantage", reward_bounds=(-torch.inf if low is None else low, torch.inf if high is None else high)
@@ -158,20 +158,20 @@ def _spacing(values: Tensor, finest: float) -> float:
     return max(common, finest)
 
 
-def _known(group: _Group, values: Tensor, own: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Pairs of rows of a group and rewards for both, ``[k]`` each: `own` of them have their own; None: too many."""
+def _known(group: _Group, values: Tensor, intact: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Pairs of rows of a group and rewards for both, ``[k]`` each: `intact` of them have their own; None: too many."""
     size, count = len(group.rows), len(values)
-    if (count**2 if not own else size * (size - 1) * count ** (2 - own)) * size > MOST_TRIED:
+    if (count**2 if not intact else size * (size - 1) * count ** (2 - intact)) * size > MOST_TRIED:
         return None
-    if not own:
+    if not intact:
         low, high = group.logged_n.argmin().expand(count**2), group.logged_n.argmax().expand(count**2)
         return low, high, values.repeat_interleave(count), values.repeat(count)
-    here = torch.arange(size, device=values.device)
-    one, other = torch.cartesian_prod(here, here)[(here[:, None] != here).flatten()].T
-    if own == 2:
-        return one, other, group.reward_n[one], group.reward_n[other]
-    one, other, second = one.repeat_interleave(count), other.repeat_interleave(count), values.repeat(len(one))
-    return one, other, group.reward_n[one], second
+    place_n = torch.arange(size, device=values.device)
+    left, right = torch.cartesian_prod(place_n, place_n)[(place_n[:, None] != place_n).flatten()].T
+    if intact == 2:
+        return left, right, group.reward_n[left], group.reward_n[right]
+    left, right, second = left.repeat_interleave(count), right.repeat_interleave(count), values.repeat(len(left))
+    return left, right, group.reward_n[left], second
 
 
 def _sources(group: _Group, values: Tensor) -> tuple[Tensor, float] | None:
@@ -186,8 +186,8 @@ def _sources(group: _Group, values: Tensor) -> tuple[Tensor, float] | None:
         values: different rewards of the step, ascending.
     """
     span = float(group.logged_n.max() - group.logged_n.min())
-    for own in (2, 1, 0) if span > LEAST_SPAN * float(group.error_n.max()) else ():
-        pairs = _known(group, values, own)
+    for intact in (2, 1, 0) if span > LEAST_SPAN * float(group.error_n.max()) else ():
+        pairs = _known(group, values, intact)
         if pairs is None:
             return None
         one_k, other_k, first_k, second_k = pairs
@@ -208,7 +208,7 @@ def _sources(group: _Group, values: Tensor) -> tuple[Tensor, float] | None:
             width = _spacing(values, 2 * float(error_kn[best].max()))
             bits = log2(max(float(values[-1] - values[0]) / (width * len(values)), 1.0))
             tried = log2(len(made_kn)) if len(group.rows) - changed < 3 else 0.0
-            return near_kn[best], (changed - (2 - own)) * bits - tried
+            return near_kn[best], (changed - (2 - intact)) * bits - tried
     return None
 
 
@@ -217,24 +217,24 @@ def _found(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, float] | N
     reward_N, bits = evaluation.batch.column("reward").double().clone(), 0.0
     values = torch.unique(reward_N[reward_N.isfinite()])
     for group in groups_off(evaluation, logged_N) if len(values) > 2 else ():
-        found = _sources(group, values)
-        if found is None or not bool(group.reward_n.isfinite().all()):
+        sources = _sources(group, values)
+        if sources is None or not bool(group.reward_n.isfinite().all()):
             return None
-        reward_N[group.rows] = found[0]
-        bits += found[1]
+        reward_N[group.rows] = sources[0]
+        bits += sources[1]
     return reward_N, bits
 
 
 def _of_other_rows(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius] | None:
-    found, batch = _found(evaluation, filled_advantages(evaluation, logged_N)), evaluation.batch
-    if found is None:
+    sources, batch = _found(evaluation, filled_advantages(evaluation, logged_N)), evaluation.batch
+    if sources is None:
         return None
-    moved = replace(batch, per_row={**batch.per_row, "reward": found[0]})
+    moved = replace(batch, per_row={**batch.per_row, "reward": sources[0]})
     rows = evaluate_rows(moved, evaluation.objective, evaluation.dtype)
     if rows is None or rows.advantage_N is None:
         return None
-    made = Evaluation(moved, evaluation.objective, rows, None, evaluation.dtype)
-    return rows.advantage_N, Radius.of(advantage_radius(made).likely.expand(len(moved)))
+    moved_evaluation = Evaluation(moved, evaluation.objective, rows, None, evaluation.dtype)
+    return rows.advantage_N, Radius.of(advantage_radius(moved_evaluation).likely.expand(len(moved)))
 
 
 OF_OTHER_ROWS = Hypothesis(
@@ -249,8 +249,8 @@ OF_OTHER_ROWS = Hypothesis(
 
 
 def _solve_other_rows(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
-    found = [_found(*step) for step in logged_steps(trials)]
-    if sum(each[1] for each in found if each is not None) >= ENOUGH_BITS:
+    fits = [_found(*step) for step in logged_steps(trials)]
+    if sum(each[1] for each in fits if each is not None) >= ENOUGH_BITS:
         yield OF_OTHER_ROWS
 
 

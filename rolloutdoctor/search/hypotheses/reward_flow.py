@@ -144,10 +144,10 @@ def _constants(steps: "Sequence[tuple[Evaluation, Tensor]]") -> Iterator[float]:
     for evaluation, logged_N in steps:
         for group in groups_off(evaluation, logged_N):
             is_zero_n = group.reward_n == 0
-            known = (~is_zero_n & group.reward_n.isfinite()).nonzero()[:, 0]
-            if not bool(is_zero_n.any()) or len(known) < 2:
+            live_n = (~is_zero_n & group.reward_n.isfinite()).nonzero()[:, 0]
+            if not bool(is_zero_n.any()) or len(live_n) < 2:
                 continue
-            low, high = known[group.reward_n[known].argmin()][None], known[group.reward_n[known].argmax()][None]
+            low, high = live_n[group.reward_n[live_n].argmin()][None], live_n[group.reward_n[live_n].argmax()][None]
             if bool(group.logged_n[low] != group.logged_n[high]):
                 made_kn, _ = group.predicted(low, high, group.reward_n[low], group.reward_n[high])
                 yield from made_kn[0, is_zero_n].tolist()

@@ -92,12 +92,12 @@ ROW_ORDERS: Mapping[str, tuple[str, Order]] = {
     "rewards-rotated-early": (f"within each group {_HAVE} row after it", _rolled_in_group(-1)),
     "rewards-reversed": ("the rewards are in reversed order", lambda batch: places(batch).flip(0)),
     **{
-        f"{what}-by-{key}{'-descending' if descending else ''}": (
-            f"the {what} are in the order of {'falling ' if descending else ''}{words}, the {other} are not",
-            _sorted(key, descending=descending, inverse=what == "rows"),
+        f"{moved}-by-{key}{'-descending' if descending else ''}": (
+            f"the {moved} are in the order of {'falling ' if descending else ''}{words}, the {fixed} are not",
+            _sorted(key, descending=descending, inverse=moved == "rows"),
         )
         for key, words, orders in (("length", "response length", (False, True)), ("rank", "ranks", (False,)))
-        for what, other in (("rewards", "rows"), ("rows", "rewards"))
+        for moved, fixed in (("rewards", "rows"), ("rows", "rewards"))
         for descending in orders
     },
     "rewards-sorted": ("the rewards are sorted, the rows are not", _sorted("reward")),
@@ -132,11 +132,11 @@ def _misplaced(column: str, source: Source) -> "Callable[[RolloutBatch, Objectiv
         stored = batch.stored_name(column)
         if stored is None or stored not in batch.per_token or batch.tokens < 2:
             return None
-        found = source(batch)
-        if found is None:
+        placement = source(batch)
+        if placement is None:
             return None
-        value_T = batch.per_token[stored][found[0]]
-        return replace(batch, per_token={**batch.per_token, column: torch.where(found[1], 0.0, value_T)})
+        value_T = batch.per_token[stored][placement[0]]
+        return replace(batch, per_token={**batch.per_token, column: torch.where(placement[1], 0.0, value_T)})
 
     return edit
 

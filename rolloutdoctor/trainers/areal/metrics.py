@@ -48,17 +48,17 @@ def _ends(name: str, x: Tensor) -> dict[str, float]:
 def _of_batch(evaluation: Evaluation) -> dict[str, float]:
     """Recompute what is logged before the update: rewards of rows, advantages of trained tokens."""
     batch, rows = evaluation.batch, evaluation.rows
-    found = {}
+    metrics = {}
     rule = evaluation.objective.advantage
     if batch.has("reward", *(["response_mask"] if rule.overlong else [])):
-        found = _ends("ppo_actor/task_reward", penalised_rewards(batch, rule, evaluation.dtype))
+        metrics = _ends("ppo_actor/task_reward", penalised_rewards(batch, rule, evaluation.dtype))
     if rows is None or "response_mask" not in batch.per_token:
-        return found
+        return metrics
     advantage_T = rows.advantage_T
     if advantage_T is None:
         assert rows.advantage_N is not None  # a first pass has one of the two
         advantage_T = seg.expand(rows.advantage_N, batch.rows)
-    return found | _ends("ppo_actor/advantages", advantage_T[batch.column("response_mask")])
+    return metrics | _ends("ppo_actor/advantages", advantage_T[batch.column("response_mask")])
 
 
 def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[str, float]:
@@ -71,15 +71,15 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
     if advantage_t is None:
         assert advantage_T is not None  # a first pass has one of the two
         advantage_t = block.packed(advantage_T)
-    given = TokenInputs(policy_t, old_t, policy_t - old_t, advantage_t, block.runs)
-    given = narrowed(objective.gates, given, block.column)
-    ratio_t = log_weights(given, rule).exp()
+    inputs = TokenInputs(policy_t, old_t, policy_t - old_t, advantage_t, block.runs)
+    inputs = narrowed(objective.gates, inputs, block.column)
+    ratio_t = log_weights(inputs, rule).exp()
     count = float(batch.trained[-1])
-    found = {f"{_U}/actor_loss/avg": float(tokens.policy_N.sum()) / count}
-    found |= _ends(f"{_U}/approx_kl", policy_t - old_t) | _ends(f"{_U}/new_logp", policy_t)
+    metrics = {f"{_U}/actor_loss/avg": float(tokens.policy_N.sum()) / count}
+    metrics |= _ends(f"{_U}/approx_kl", policy_t - old_t) | _ends(f"{_U}/new_logp", policy_t)
     if "entropy" in batch.per_token:
-        found |= _ends(f"{_U}/entropy", block.column("entropy"))
-    weights = [GATES[gate.kind](given, block.column, gate) for gate in objective.gates]
+        metrics |= _ends(f"{_U}/entropy", block.column("entropy"))
+    weights = [GATES[gate.kind](inputs, block.column, gate) for gate in objective.gates]
     weight_t = prod(weights[1:], start=weights[0]) if weights else torch.ones_like(ratio_t)
     kept_t = weight_t > 0
     clipped = 0.0 if tokens.clipped_N is None else float(tokens.clipped_N.sum())
@@ -87,27 +87,27 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
         beyond_t = (ratio_t < 1 - rule.clip_low) | (ratio_t > 1 + rule.clip_high)
         clipped = float((beyond_t & kept_t).sum())
     capped = 0.0 if tokens.capped_N is None else float(tokens.capped_N.sum())
-    if given.kept_T is not None:
+    if inputs.kept_T is not None:
         # What a row's ratio is not of has neither ratio nor advantage.
         ratio_t = torch.where(kept_t, ratio_t, 0.0)
     # Before main of 2026-08 what a mask drops counts as 0 in these.
     if bool(kept_t.all()) or ordered(objective.version) > ordered("2.0.0") or rule.kind == "cispo_clipped":
-        found |= {f"{_U}/clip_ratio/avg": clipped / count, f"{_U}/dual_clip_ratio/avg": capped / count}
-        found |= _ends(f"{_U}/importance_weight", ratio_t)
+        metrics |= {f"{_U}/clip_ratio/avg": clipped / count, f"{_U}/dual_clip_ratio/avg": capped / count}
+        metrics |= _ends(f"{_U}/importance_weight", ratio_t)
     is_second = ordered(objective.version) >= ordered("2.0.0")
     behind = next(name for name in BEHAVIOUR if f"{OLD} of {name}" in objective.also_logs)
     if behind in batch.per_token:
         behind_t = block.column(behind)
         gap_t = behind_t - policy_t
-        found |= _ends(OLD, behind_t)
+        metrics |= _ends(OLD, behind_t)
         if is_second:
-            found |= _ends(f"{_U}/logp_diff", gap_t) | _ends(f"{_U}/logp_abs_diff", gap_t.abs())
+            metrics |= _ends(f"{_U}/logp_diff", gap_t) | _ends(f"{_U}/logp_abs_diff", gap_t.abs())
         of_kept = {"direct": gap_t, "taylor": gap_t.square() / 2, "dual": kl.k3(gap_t)[0]}
         for name, x_t in of_kept.items():
-            found |= _ends(f"{_U}/compute_logp/kl_div_{name}", x_t[kept_t])
+            metrics |= _ends(f"{_U}/compute_logp/kl_div_{name}", x_t[kept_t])
     if weights:
-        found |= _ends(f"{_U}/behave_imp_weight", weight_t[kept_t])
-        found |= _ends(f"{_U}/behave_approx_kl", (old_t - block.column("rollout_log_probs"))[kept_t])
+        metrics |= _ends(f"{_U}/behave_imp_weight", weight_t[kept_t])
+        metrics |= _ends(f"{_U}/behave_approx_kl", (old_t - block.column("rollout_log_probs"))[kept_t])
         if is_second:
-            found[f"{_U}/behave_filtered_ratio/avg"] = 1 - float(kept_t.sum()) / count
-    return found
+            metrics[f"{_U}/behave_filtered_ratio/avg"] = 1 - float(kept_t.sum()) / count
+    return metrics

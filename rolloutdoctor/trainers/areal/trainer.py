@@ -248,7 +248,7 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
     clip = config.number(f"{_A}.reward_clip")
     whitens = of_tokens == Levels(mean="batch", std="batch", epsilon=of_tokens.epsilon)
     is_normalised = of_tokens.mean is not None or of_tokens.std is not None
-    found = AdvantageRule(
+    rule = AdvantageRule(
         estimator="raw",
         scale=of_rows.std or "none",
         epsilon=of_rows.epsilon,
@@ -270,17 +270,17 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
     name: Literal["grpo", "rloo", "level_scores"]
     match of_rows.mean, of_rows.std, of_rows.of_others:
         case None, None, _:
-            return replace(found, estimator="scores_to_go") if by_token else found
+            return replace(rule, estimator="scores_to_go") if by_token else rule
         case "group", "group" | None, False:
             name = "grpo"
         case "group", None, True:
             name = "rloo"
         case _:
             name = "level_scores"
-            found = replace(found, row_levels=of_rows)
+            rule = replace(rule, row_levels=of_rows)
     if not by_token:
-        return replace(found, estimator=name)
-    return replace(found, estimator="group_scores_to_go", of_group=None if name == "grpo" else name)
+        return replace(rule, estimator=name)
+    return replace(rule, estimator="group_scores_to_go", of_group=None if name == "grpo" else name)
 
 
 def _groups_of(config: Config, *norms: tuple[str, Levels]) -> int | None:

@@ -62,9 +62,9 @@ class Dialect:
             UsageError: if the program then computes something else, or an option cannot be known.
         """
         self.refuse(values, origin)
-        found = {name: values[key] for key, name in self.names.items() if values.get(key) is not None}
+        options = {name: values[key] for key, name in self.names.items() if values.get(key) is not None}
         for name, source in self.needed.items():
-            if name not in found and name not in stated:
+            if name not in options and name not in stated:
                 raise UsageError(
                     f"{origin} leaves out {name}, which {self.title} takes from {source}: state it with --set {name}=N"
                 )
@@ -72,4 +72,4 @@ class Dialect:
         for (key, value), more in self.implied.items():
             added |= more if values.get(key) == value else {}
         mine = Layer(f"added by {self.title}", added, strict=False, trainer=self.trainer)
-        return [Layer(origin, found, strict=False, trainer=self.trainer), mine]
+        return [Layer(origin, options, strict=False, trainer=self.trainer), mine]

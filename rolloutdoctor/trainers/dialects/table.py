@@ -10,9 +10,9 @@ DIALECTS: tuple[Dialect, ...] = (axolotl.DIALECT, easyr1.DIALECT)
 
 def dialect_of(keys: Collection[str]) -> Dialect | None:
     """Return the dialect of a configuration, by its keys; None if it is none."""
-    return next((one for one in DIALECTS if one.marks <= set(keys)), None)
+    return next((dialect for dialect in DIALECTS if dialect.marks <= set(keys)), None)
 
 
 def dialect_of_class(name: str) -> Dialect | None:
     """Return the dialect that a class of options is of, by its full name."""
-    return next((one for one in DIALECTS if one.package and name.startswith(f"{one.package}.")), None)
+    return next((dialect for dialect in DIALECTS if dialect.package and name.startswith(f"{dialect.package}.")), None)

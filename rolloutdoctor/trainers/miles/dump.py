@@ -38,11 +38,11 @@ class MilesDump(SlimeDump):
             return None
         shards = [path / "train_data", path] if (path / "train_data").is_dir() else [path]
         files = [each for each in shards[0].iterdir() if re.fullmatch(r"\d+_\d+\.pt", each.name) and each.is_file()]
-        own = [name for name in (_LOSSES, "dashboard_columns") if (path / name).is_dir()]
+        folders = [name for name in (_LOSSES, "dashboard_columns") if (path / name).is_dir()]
         if files and looks_like_one(files[0]):
             return "the directory holds train data of torch.save, a file for each rollout and rank"
-        found = super().detect(path) if own else None
-        return None if found is None else f"{found} beside {', '.join(own)}"
+        description = super().detect(path) if folders else None
+        return None if description is None else f"{description} beside {', '.join(folders)}"
 
     def dump_of(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> Dump:
         """Sort the files of the dump, and find the calls of the loss."""
@@ -72,8 +72,8 @@ class _Dump(Dump):
         indices = columns.get("sample_indices")
         if not isinstance(indices, list):
             raise InputError(f"{file.name}: no sample_indices, so its rows cannot be told apart")
-        own = {name: columns[name] for name in _ROW_FIELDS if _is_column(columns.get(name), len(indices))}
-        body["samples"] = [{name: column[row] for name, column in own.items()} for row in range(len(indices))]
+        row_columns = {name: columns[name] for name in _ROW_FIELDS if _is_column(columns.get(name), len(indices))}
+        body["samples"] = [{name: column[row] for name, column in row_columns.items()} for row in range(len(indices))]
         for sample, index in zip(body["samples"], indices, strict=True):
             sample["index"] = integer(index, f"{file.name}: sample_indices")
         return body
@@ -115,18 +115,18 @@ class _Dump(Dump):
         if rank not in self.calls or not isinstance(micros, (list, tuple)):
             return {}
         first = sum(count for step, count in self.micros[rank].items() if step < body["rollout_id"])
-        found: dict[int, object] = {}
+        log_probs: dict[int, object] = {}
         for file, rows in zip(self.calls[rank][first:], micros, strict=False):
-            made = load(file, allow_pickle=self.options.allow_pickle)
-            samples = made.get("samples") if isinstance(made, dict) else None
+            loaded = load(file, allow_pickle=self.options.allow_pickle)
+            samples = loaded.get("samples") if isinstance(loaded, dict) else None
             if not _is_column(samples, len(rows) if isinstance(rows, (list, tuple)) else -1):
                 return {}
             for row, sample in zip(rows, samples, strict=True):
                 trained = dict(enumerate(columns["advantages"])).get(row)
                 if not isinstance(sample, dict) or not _is_same(sample.get("advantages"), trained):
                     return {}
-                found[row] = sample.get("train_log_probs")
-        return found
+                log_probs[row] = sample.get("train_log_probs")
+        return log_probs
 
     def taken(self, pair: Pair) -> Source | None:
         """Every rank has a place."""
@@ -170,7 +170,9 @@ def _is_column(value: object, rows: int) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (list, tuple)) and len(value) == rows
 
 
-def _is_same(one: object, other: object) -> bool:
+def _is_same(left: object, right: object) -> bool:
     import torch
 
-    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one.float(), other.float())
+    return (
+        isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and torch.equal(left.float(), right.float())
+    )

@@ -9,8 +9,8 @@ _LOSS = "miles/backends/training_utils/loss_hub/losses.py, policy_loss_function"
 
 # fmt: off
 NAMES: tuple[MetricName, ...] = (
-    *(replace(one, source="miles/backends/training_utils", since="") for one in slime.UPDATE),
-    *(replace(one, source="miles/backends/training_utils and miles/ray/rollout", since="") for one in slime.SAMPLES),
+    *(replace(name, source="miles/backends/training_utils", since="") for name in slime.UPDATE),
+    *(replace(name, source="miles/backends/training_utils and miles/ray/rollout", since="") for name in slime.SAMPLES),
     MetricName("train/entropy_loss", "entropy",
         "as the loss, of the entropy, positive; 0 unless entropy_coef or observe_training_entropy is set", _LOSS,
         zero_when_off=True),

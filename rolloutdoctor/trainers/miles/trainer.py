@@ -152,11 +152,11 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
 def _rollout(evaluation: "Evaluation") -> dict[str, float]:
     from rolloutdoctor.trainers.slime import metrics as slime_metrics
 
-    found, rows = slime_metrics.rollout(evaluation), evaluation.rows
-    if found.pop("rollout/entropy", None) is not None and rows is not None and rows.length_N is not None:
+    metrics, rows = slime_metrics.rollout(evaluation), evaluation.rows
+    if metrics.pop("rollout/entropy", None) is not None and rows is not None and rows.length_N is not None:
         entropy_T = evaluation.batch.column("entropy").to(evaluation.dtype)
-        found["rollout/entropy"] = slime_metrics.row_means(evaluation, rows, entropy_T)
-    return found
+        metrics["rollout/entropy"] = slime_metrics.row_means(evaluation, rows, entropy_T)
+    return metrics
 
 
 def _train(evaluation: "Evaluation") -> dict[str, float]:
@@ -167,11 +167,11 @@ def _train(evaluation: "Evaluation") -> dict[str, float]:
     from rolloutdoctor.ops import segments as seg
     from rolloutdoctor.trainers.slime import metrics as slime_metrics
 
-    found = slime_metrics.train(evaluation)
-    found.pop("train/entropy_loss", None)
+    metrics = slime_metrics.train(evaluation)
+    metrics.pop("train/entropy_loss", None)
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
-        return found
+        return metrics
     batch, objective, dtype = evaluation.batch, evaluation.objective, evaluation.dtype
     mask_T, length_N = batch.column("response_mask"), rows.length_N.clamp(min=1)
 
@@ -182,8 +182,8 @@ def _train(evaluation: "Evaluation") -> dict[str, float]:
         return torch.where(mask_T & x_T.isfinite(), x_T, 0.0)
 
     # Rejected tokens are in no number of the loss.
-    made = sampler_correction_of(batch, objective, tokens.layout.micro_N, dtype)
-    kept_T = mask_T if made is None else made.kept_T
+    correction = sampler_correction_of(batch, objective, tokens.layout.micro_N, dtype)
+    kept_T = mask_T if correction is None else correction.kept_T
 
     def reduced(x_T: torch.Tensor, where_T: torch.Tensor = kept_T) -> float:
         return float((seg.total(torch.where(where_T, x_T, 0.0), batch.rows) * tokens.weight_N).sum())
@@ -193,22 +193,22 @@ def _train(evaluation: "Evaluation") -> dict[str, float]:
     if objective.surrogate.level == "sequence":
         drift_T = seg.expand(seg.total(drift_T, batch.rows) / length_N, batch.rows).to(dtype)
     drift_T = finite(drift_T)
-    found["train/ppo_kl"] = reduced(drift_T)
-    if "train/ois" in found:
-        found["train/ois"] = reduced(drift_T.neg().exp(), mask_T)
+    metrics["train/ppo_kl"] = reduced(drift_T)
+    if "train/ois" in metrics:
+        metrics["train/ois"] = reduced(drift_T.neg().exp(), mask_T)
     if "rollout_log_probs" in batch.per_token:
         gap_T = old_T - column("rollout_log_probs")
-        found["train/train_rollout_logprob_abs_diff"] = reduced(finite(gap_T.abs()))
+        metrics["train/train_rollout_logprob_abs_diff"] = reduced(finite(gap_T.abs()))
         value_T = kl.term("k3", -gap_T, input_bound=BOUND, clamp=10.0, finite=True)[0]
-        found["train/train_rollout_kl"] = reduced(finite(value_T))
+        metrics["train/train_rollout_kl"] = reduced(finite(value_T))
     weight_T = torch.where(mask_T, drift_T.clamp(-BOUND, BOUND).neg().exp(), 0.0)
     square_N = seg.total(weight_T.square(), batch.rows).clamp(min=1e-8)
     # A row's share of its own tokens is reduced as a value that each of them has.
     share_N = seg.total(weight_T, batch.rows).square() / (length_N * square_N)
     of_tokens = objective.aggregation.mode.startswith("token-mean")
     row_weight_N = length_N * tokens.weight_N if of_tokens else tokens.layout.share_N / tokens.layout.trajectories_N
-    found["train/ess_ratio"] = float((share_N * row_weight_N).sum())
-    return found
+    metrics["train/ess_ratio"] = float((share_N * row_weight_N).sum())
+    return metrics
 
 
 _SLIME = slime.TRAINER

@@ -88,26 +88,26 @@ def _columns(body: Mapping[str, object], stated: Mapping[str, object], where: st
     """Canonical columns of a line."""
     if not _is_table(body):
         raise DataError(f"{where}: expected lists under step, prompt, completion and advantages")
-    found = {name: value for name, value in body.items() if isinstance(value, list)}
-    rows = len(found["step"])
-    uneven = [name for name, value in found.items() if len(value) != rows]
+    lists = {name: value for name, value in body.items() if isinstance(value, list)}
+    rows = len(lists["step"])
+    uneven = [name for name, value in lists.items() if len(value) != rows]
     if uneven:
-        raise DataError(f"{where}: {uneven[0][:80]} has {len(found[uneven[0]])} values, and step has {rows}")
-    steps = [cells.natural({"step": _whole(one)}, "step", where) for one in found["step"]]
+        raise DataError(f"{where}: {uneven[0][:80]} has {len(lists[uneven[0]])} values, and step has {rows}")
+    steps = [cells.natural({"step": _whole(step)}, "step", where) for step in lists["step"]]
     if len(set(steps)) > 1:
         raise DataError(f"{where}: rows of several steps in one line")
     # In the order in which they are written, reward functions come before the advantages.
-    names = [name for name in list(body)[3 : list(body).index(_LAST)] if name in found]
-    scores = {name: [cells.number(value, f"{where}: {name[:80]}") for value in found[name]] for name in names}
+    names = [name for name in list(body)[3 : list(body).index(_LAST)] if name in lists]
+    scores = {name: [cells.number(value, f"{where}: {name[:80]}") for value in lists[name]] for name in names}
     weights = _weights(stated, names)
     table = np.array([[np.nan if x is None else x for x in scores[name]] for name in names], float).reshape(-1, rows)
     columns: dict[str, list[object]] = {
         "step": [*steps],
-        "group_id": [f"{steps[0]}-{group}" for group in _groups(found["prompt"], stated)],
+        "group_id": [f"{steps[0]}-{group}" for group in _groups(lists["prompt"], stated)],
         "sample_id": [f"{steps[0]}-{row}" for row in range(rows)],
-        "advantage": [cells.number(value, f"{where}: advantages") for value in found[_LAST]],
-        "prompt": [_text(value) for value in found["prompt"]],
-        "response": [_text(value) for value in found["completion"]],
+        "advantage": [cells.number(value, f"{where}: advantages") for value in lists[_LAST]],
+        "prompt": [_text(value) for value in lists["prompt"]],
+        "response": [_text(value) for value in lists["completion"]],
     }
     if names:
         columns["rewards"] = [dict(zip(names, row, strict=True)) for row in zip(*scores.values(), strict=True)]
@@ -122,9 +122,11 @@ def _whole(value: object) -> object:
 
 
 def _weights(stated: Mapping[str, object], names: Sequence[str]) -> list[float]:
-    given = stated.get("reward_weights")
-    known = isinstance(given, list) and len(given) == len(names) and all(isinstance(x, int | float) for x in given)
-    return [float(x) for x in given] if known and isinstance(given, list) else [1.0] * len(names)
+    weights = stated.get("reward_weights")
+    is_complete = (
+        isinstance(weights, list) and len(weights) == len(names) and all(isinstance(x, int | float) for x in weights)
+    )
+    return [float(x) for x in weights] if is_complete and isinstance(weights, list) else [1.0] * len(names)
 
 
 def _groups(prompts: Sequence[object], stated: Mapping[str, object]) -> list[int]:
@@ -148,18 +150,18 @@ def _stated(path: Path, sink: base.RunSink) -> Mapping[str, object]:
     if not path.is_file():
         return {}
     try:
-        found = lines.document(read_small(path, expected="", most=2**22, error=InputError).encode())
+        arguments = lines.document(read_small(path, expected="", most=2**22, error=InputError).encode())
     except RolloutDoctorError as error:
         sink.note(f"{_OPTIONS} cannot be read: {error}")
         return {}
-    return found if isinstance(found, dict) and found.get("rlhf_type") in ("grpo", None) else {}
+    return arguments if isinstance(arguments, dict) and arguments.get("rlhf_type") in ("grpo", None) else {}
 
 
 def _options(stated: Mapping[str, object]) -> dict[str, object]:
     from rolloutdoctor.trainers.ms_swift.trainer import OPTIONS
 
-    known = {option.name for option in OPTIONS}
-    return {name: value for name, value in stated.items() if name in known}
+    names = {option.name for option in OPTIONS}
+    return {name: value for name, value in stated.items() if name in names}
 
 
 def _files(path: Path) -> list[Path]:

@@ -69,17 +69,17 @@ def _loss(evaluation: Evaluation) -> dict[str, float]:
 
 def _completions(evaluation: Evaluation) -> dict[str, float]:
     """Tokens of responses before truncated ones are masked, and the share that the engine stopped at the limit."""
-    batch, found = evaluation.batch, dict[str, float]()
+    batch, metrics = evaluation.batch, dict[str, float]()
     name = "response_mask_pre" if evaluation.objective.correction.rejects else "response_mask"
     parts = _generations(evaluation)
     if name in batch.per_token:
         length_N = seg.total(batch.column(name), batch.rows)
         for word, of in (("mean", torch.mean), ("min", torch.amin), ("max", torch.amax)):
-            found[f"completions/{word}_length"] = nanmean([float(of(length_N[part])) for part in parts])
+            metrics[f"completions/{word}_length"] = nanmean([float(of(length_N[part])) for part in parts])
     if batch.statuses and None not in batch.statuses:
         cut_N = torch.tensor([status == "length" for status in batch.statuses], device=batch.device)
-        found["completions/clipped_ratio"] = _over(parts, _mean, cut_N.double())
-    return found
+        metrics["completions/clipped_ratio"] = _over(parts, _mean, cut_N.double())
+    return metrics
 
 
 def _rewards(evaluation: Evaluation) -> dict[str, float]:
@@ -87,12 +87,12 @@ def _rewards(evaluation: Evaluation) -> dict[str, float]:
     batch, rows, rule = evaluation.batch, evaluation.rows, evaluation.objective.advantage
     assert rows is not None
     parts, score_N = _generations(evaluation), rows.score_N
-    found = {"reward": _over(parts, _mean, score_N)}
+    metrics = {"reward": _over(parts, _mean, score_N)}
     spread = [_grouped(evaluation, score_N, part) for part in parts]
     if rule.scale == "batch" or rule.normalised:
-        found["reward_std"] = _over(parts, _std, score_N)
+        metrics["reward_std"] = _over(parts, _std, score_N)
     elif all(each is not None for each in spread):
-        found["reward_std"] = nanmean([_spread(each) for each in spread if each is not None])
+        metrics["reward_std"] = nanmean([_spread(each) for each in spread if each is not None])
     release = release_of(evaluation)
     of: dict[str, Callable[[Tensor], float]] = {"mean": _mean, "std": partial(_std_of_known, release)}
     for name, each_N in batch.rewards.items():
@@ -100,8 +100,8 @@ def _rewards(evaluation: Evaluation) -> dict[str, float]:
         # From 4.6.0 on a generation batch without a reward of the name leaves it out; before it is NaN.
         having = [part for part in parts if release < (4, 6) or not bool(each_N[part].isnan().all())]
         for word, reduce in of.items() if having else ():
-            found[f"rewards/{name}/{word}"] = sum(reduce(each_N[part]) for part in having) / len(having)
-    return found
+            metrics[f"rewards/{name}/{word}"] = sum(reduce(each_N[part]) for part in having) / len(having)
+    return metrics
 
 
 def _grouped(evaluation: Evaluation, x_N: Tensor, part_N: Tensor) -> Tensor | None:
@@ -121,32 +121,32 @@ def _spread(score_GK: Tensor) -> float:
 
 
 def _mean(x_N: Tensor) -> float:
-    known = x_N[~x_N.isnan()]
-    return float(known.mean()) if len(known) else torch.nan
+    x_n = x_N[~x_N.isnan()]
+    return float(x_n.mean()) if len(x_n) else torch.nan
 
 
 def _std(x_N: Tensor) -> float:
-    known = x_N[~x_N.isnan()]
-    return float(known.std()) if len(known) > 1 else 0.0
+    x_n = x_N[~x_N.isnan()]
+    return float(x_n.std()) if len(x_n) > 1 else 0.0
 
 
 def _std_of_known(release: Release, x_N: Tensor) -> float:
     """Deviation of what a reward function gave: of a single reward it is 0 from 4.6.0 on, and none before."""
-    known = int((~x_N.isnan()).sum())
-    return _std(x_N) if known > 1 or (known and release >= (4, 6)) else torch.nan
+    count = int((~x_N.isnan()).sum())
+    return _std(x_N) if count > 1 or (count and release >= (4, 6)) else torch.nan
 
 
 def _zero_std(evaluation: Evaluation) -> dict[str, float]:
     """Share of groups whose deviation is at most 1e-8: in float32 that of equal rewards may be above it."""
     rows = evaluation.rows
     assert rows is not None
-    found = []
+    shares = []
     for part_N in _generations(evaluation):
         score_GK = _grouped(evaluation, rows.score_N, part_N)
         if score_GK is None:
             return {}
-        found.append(float((score_GK.std(dim=1).abs() <= 1e-8).double().mean()) if score_GK.shape[1] > 1 else 1.0)
-    return {"frac_reward_zero_std": nanmean(found)}
+        shares.append(float((score_GK.std(dim=1).abs() <= 1e-8).double().mean()) if score_GK.shape[1] > 1 else 1.0)
+    return {"frac_reward_zero_std": nanmean(shares)}
 
 
 def _over_micro_batches(tokens: TokenSums, x_N: Tensor) -> float:
@@ -215,14 +215,14 @@ def _entropy(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
 
     Of the tokens before truncated responses are masked, and of rows that have any.
     """
-    batch, layout, found = evaluation.batch, tokens.layout, dict[str, float]()
+    batch, layout, metrics = evaluation.batch, tokens.layout, dict[str, float]()
     name = "response_mask_pre" if evaluation.objective.correction.rejects else "response_mask"
     if not batch.has("entropy", name):
-        return found
+        return metrics
     mask_T, entropy_T = batch.column(name), batch.column("entropy")
     mean_N = seg.total(torch.where(mask_T, entropy_T, 0.0), batch.rows) / seg.trues(mask_T, batch.rows)
     for word, of in (("mean", torch.mean), ("max", torch.amax), ("min", torch.amin)):
-        found[f"entropy/{word}"] = _extreme(layout.forward_N, mean_N, of)
+        metrics[f"entropy/{word}"] = _extreme(layout.forward_N, mean_N, of)
     for gate in evaluation.objective.gates:
         if gate.kind == "high_entropy" and gate.high is not None:
             # Of the first rank, which logs.
@@ -230,9 +230,9 @@ def _entropy(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
             mask_T = mask_T & seg.expand(rank_N == rank_N.min(), batch.rows)
             micro_T = seg.expand(layout.micro_N, batch.rows)[mask_T]
             share, entropy_V = 1 - gate.high, entropy_T[mask_T].float()
-            bounds = [float(entropy_V[micro_T == one].quantile(share)) for one in torch.unique(micro_T).tolist()]
-            found["entropy/threshold"] = nanmean(bounds)
-    return found
+            bounds = [float(entropy_V[micro_T == micro].quantile(share)) for micro in torch.unique(micro_T).tolist()]
+            metrics["entropy/threshold"] = nanmean(bounds)
+    return metrics
 
 
 def _clips(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
@@ -245,14 +245,14 @@ def _clips(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
     if kind != "ppo_delta_clip":
         return {}
     low_N, high_N = tokens.low_clipped_N, tokens.high_clipped_N
-    found = {
+    metrics = {
         f"clip_ratio/{name}_mean": _token_mean(evaluation, tokens, sum_N)
         for name, sum_N in (("low", low_N), ("high", high_N), ("region", low_N + high_N))
     }
     for name, sum_N, of in (("low_min", low_N, torch.amin), ("high_max", high_N, torch.amax)):
         share_N = _micro_mean(evaluation, tokens, sum_N)
-        found[f"clip_ratio/{name}"] = _extreme(tokens.layout.forward_N, share_N, of)
-    return found
+        metrics[f"clip_ratio/{name}"] = _extreme(tokens.layout.forward_N, share_N, of)
+    return metrics
 
 
 def _influence(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
@@ -263,19 +263,19 @@ def _influence(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
         return {}
     block, mask_T = whole(batch, evaluation.dtype), batch.column("response_mask")
     policy_t, old_t = block.column("policy_log_probs"), block.column(rule.old)
-    given = TokenInputs(policy_t, old_t, policy_t - old_t, block.expand(rows.advantage_N), block.runs)
-    safe_t, radius_N = kept_safe(given, gate, rule), advantage_radius(evaluation).likely
+    inputs = TokenInputs(policy_t, old_t, policy_t - old_t, block.expand(rows.advantage_N), block.runs)
+    safe_t, radius_N = kept_safe(inputs, gate, rule), advantage_radius(evaluation).likely
     # A residue below 0 makes a token of a large ratio unsafe.
     undecided_N = (rows.advantage_N.abs() <= radius_N) & (radius_N > 0)
-    beyond_t = ~kept_safe(replace(given, advantage_T=torch.full_like(given.advantage_T, -1.0)), gate, rule)
+    beyond_t = ~kept_safe(replace(inputs, advantage_T=torch.full_like(inputs.advantage_T, -1.0)), gate, rule)
     if bool((block.expand(undecided_N) & beyond_t).any()):
         return {}
     values = {
-        "future_kl_mean": future_kl(given, mask_T, batch.rows, gate, rule),
-        "influence_weight_mean": influence(given, mask_T, batch.rows, gate, rule),
+        "future_kl_mean": future_kl(inputs, mask_T, batch.rows, gate, rule),
+        "influence_weight_mean": influence(inputs, mask_T, batch.rows, gate, rule),
         "safety_keep_ratio": safe_t.double(),
     }
-    return {f"fipo/{name}": _token_mean(evaluation, tokens, given.row_sum(x_t)) for name, x_t in values.items()}
+    return {f"fipo/{name}": _token_mean(evaluation, tokens, inputs.row_sum(x_t)) for name, x_t in values.items()}
 
 
 def _correction(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
@@ -301,7 +301,7 @@ def _correction(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
         sum_N = layout.micro_total(seg.total(torch.where(mask_T, x_T, 0.0), batch.rows))
         return sum_N / layout.micro_total(length_N).clamp(min=1)
 
-    found = {
+    metrics = {
         "training_ppl": of_rows(trainer_N.exp()),
         "training_log_ppl": of_rows(trainer_N),
         "kl": of_tokens(-log_T),
@@ -316,8 +316,8 @@ def _correction(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
     }
     gates = [gate for gate in evaluation.objective.gates if gate.kind == "importance"]
     if gates:
-        found |= _weights(evaluation, gates, log_T, of_tokens, of_rows)
-    named = {f"rollout_correction/{name}": _over_micro_batches(tokens, x_N) for name, x_N in found.items()}
+        metrics |= _weights(evaluation, gates, log_T, of_tokens, of_rows)
+    named = {f"rollout_correction/{name}": _over_micro_batches(tokens, x_N) for name, x_N in metrics.items()}
     for name, of in (("max", torch.amax), ("min", torch.amin)):
         named[f"rollout_correction/log_ppl_diff_{name}"] = _extreme(layout.forward_N, gap_N, of)
     return named
@@ -334,19 +334,21 @@ def _weights(
     batch = evaluation.batch
     mask_T = batch.column("response_mask")
     log_V = log_T[mask_T]
-    given = TokenInputs(log_V, log_V, log_V, log_V, seg.Runs(batch.trained))
-    weight_V, found = torch.ones_like(log_V), dict[str, Tensor]()
+    inputs = TokenInputs(log_V, log_V, log_V, log_V, seg.Runs(batch.trained))
+    weight_V, metrics = torch.ones_like(log_V), dict[str, Tensor]()
     for gate in gates:
-        own = weights(log_V, given, gate)
-        weight_V = weight_V * (own if gate.level == "token" else given.expand(own))
+        gate_weight = weights(log_V, inputs, gate)
+        weight_V = weight_V * (gate_weight if gate.level == "token" else inputs.expand(gate_weight))
         if gate.high is not None:
-            free = weights(log_V, given, replace(gate, low=None, high=None, indicator=False))
+            free = weights(log_V, inputs, replace(gate, low=None, high=None, indicator=False))
             beyond = (free > gate.high).double()
-            found["clipped_frac"] = of_rows(beyond) if gate.level != "token" else of_tokens(_spread_out(beyond, mask_T))
+            metrics["clipped_frac"] = (
+                of_rows(beyond) if gate.level != "token" else of_tokens(_spread_out(beyond, mask_T))
+            )
     high = next(gate.high for gate in gates if gate.high is not None)
     near_T = _spread_out(weight_V.clamp(1 / high, high), mask_T)
-    found["is_weight_mean"], mean_N = of_tokens(_spread_out(weight_V, mask_T)), of_tokens(near_T) + 1e-8
-    return found | {"ess": 1 / (of_tokens(near_T.square()) / mean_N.square()).clamp(min=1e-10)}
+    metrics["is_weight_mean"], mean_N = of_tokens(_spread_out(weight_V, mask_T)), of_tokens(near_T) + 1e-8
+    return metrics | {"ess": 1 / (of_tokens(near_T.square()) / mean_N.square()).clamp(min=1e-10)}
 
 
 def _spread_out(x_V: Tensor, mask_T: Tensor) -> Tensor:
@@ -357,5 +359,7 @@ def _spread_out(x_V: Tensor, mask_T: Tensor) -> Tensor:
 
 def _extreme(index_N: Tensor, x_N: Tensor, of: Callable[[Tensor], Tensor]) -> float:
     """Mean over parts of what `of` makes of the values of each that are not NaN."""
-    known = ~x_N.isnan()
-    return nanmean([float(of(x_N[known & (index_N == one)])) for one in torch.unique(index_N[known]).tolist()])
+    is_known = ~x_N.isnan()
+    return nanmean(
+        [float(of(x_N[is_known & (index_N == index)])) for index in torch.unique(index_N[is_known]).tolist()]
+    )

@@ -312,26 +312,26 @@ def _advantage(config: Config) -> AdvantageRule:
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term and the KL term."""
-    found = []
+    gates = []
     share, drift = config.number("top_entropy_quantile"), config.optional_number("off_policy_sequence_mask_delta")
     if config.word("loss_type") == "fipo":
-        found.append(_influence(config))
+        gates.append(_influence(config))
     if share < 1:
-        found.append(TermWeight(kind="high_entropy", high=share, of_rank=True))
+        gates.append(TermWeight(kind="high_entropy", high=share, of_rank=True))
     mode = config["rollout_importance_sampling_mode"]
     high = config.number("rollout_importance_sampling_threshold")
     weight = TermWeight(kind="importance", high=high, log_ratio_bound=BOUND, on_kl=True)
     if mode in ("token_truncate", "token_mask"):
-        found.append(replace(weight, outside="cut" if mode == "token_truncate" else "zero"))
+        gates.append(replace(weight, outside="cut" if mode == "token_truncate" else "zero"))
     elif mode == "sequence_truncate":
-        found.append(replace(weight, level="geometric"))
+        gates.append(replace(weight, level="geometric"))
     elif mode == "sequence_mask":
-        found += [replace(weight, high=None), replace(weight, level="geometric", outside="zero", indicator=True)]
+        gates += [replace(weight, high=None), replace(weight, level="geometric", outside="zero", indicator=True)]
     if drift is not None:
         against: Literal["rollout_log_probs", "old_log_probs"]
         against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
-        found.append(TermWeight(kind="off_policy", against=against, high=drift, on_kl=True))
-    return tuple(found)
+        gates.append(TermWeight(kind="off_policy", against=against, high=drift, on_kl=True))
+    return tuple(gates)
 
 
 def _influence(config: Config) -> TermWeight:

@@ -54,14 +54,14 @@ def pieces(output: object, where: str, *, failures: Mapping[str, str], is_masked
     Raises:
         DataError: if a field does not fit.
     """
-    found: list[list[_Call]] = []
-    seen = np.array([], np.int64)
+    pieces: list[list[_Call]] = []
+    context = np.array([], np.int64)
     for call in _calls(output, where):
-        if not found or not np.array_equal(call.prompt[: len(seen)], seen):
-            found.append([])
-        found[-1].append(call)
-        seen = np.concatenate([call.prompt, call.ids])
-    return [_columns(calls, failures, is_masked=is_masked) for calls in found]
+        if not pieces or not np.array_equal(call.prompt[: len(context)], context):
+            pieces.append([])
+        pieces[-1].append(call)
+        context = np.concatenate([call.prompt, call.ids])
+    return [_columns(calls, failures, is_masked=is_masked) for calls in pieces]
 
 
 def _calls(output: object, where: str) -> Iterator[_Call]:

@@ -66,26 +66,26 @@ class NemoGymRollouts:
         base.only_columns(self.name, options, ("step",))
         files = folders.named(sources, _files)
         total, done = sum(Path(file.path).stat().st_size for file in files), 0
-        known: dict[tuple[int, str], _Rollout] = {}
+        rollouts: dict[tuple[int, str], _Rollout] = {}
         facts: list[tuple[_Rollout, str]] = []
         for file in files:
             for line in lines.objects(file):
                 if line.body is None:
                     sink.note(f"{file.name}: the last line was not written to its end, and is left out")
-                    facts += [(last, base.TORN_LINES) for last in list(known.values())[-1:]]
+                    facts += [(last, base.TORN_LINES) for last in list(rollouts.values())[-1:]]
                     continue
-                found = _rollout(line.body, line.where, file, options.columns.get("step"))
-                first = known.setdefault((found.step, found.name), found)
-                if first is not found and (found.response is None or found.response != first.response):
+                parsed = _rollout(line.body, line.where, file, options.columns.get("step"))
+                first = rollouts.setdefault((parsed.step, parsed.name), parsed)
+                if first is not parsed and (parsed.response is None or parsed.response != first.response):
                     raise DataError(
-                        f"{line.where}: rollout {found.name} (task, rollout) is there twice, with two responses; give "
+                        f"{line.where}: rollout {parsed.name} (task, rollout) is there twice, with two responses; give "
                         "the files of one collection"
                     )
-                facts += [(first, base.REPEATED_ROWS)] if first is not found else []
+                facts += [(first, base.REPEATED_ROWS)] if first is not parsed else []
             done += Path(file.path).stat().st_size
             sink.advance(done, total)
         sink.begin(RunMetadata())
-        _write(known.values(), sink)
+        _write(rollouts.values(), sink)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no rollout of NeMo Gym there")
         for rollout, fact in facts:
@@ -121,10 +121,10 @@ def _rollout(body: dict[str, object], where: str, file: Source, step_of: str | N
     }
     is_masked = any(each.get("mask_sample") is True for each in (body, as_object(body.get("instance_config"))))
     nothing: list[dict[str, object]] = [{}]
-    found = pieces(response.get("output"), where, failures=failed_tools(body), is_masked=is_masked) or nothing
+    parts = pieces(response.get("output"), where, failures=failed_tools(body), is_masked=is_masked) or nothing
     rows = [
         row | {"sample_id": f"{step}-{name}" + f"/{place}" * (place > 0)} | {key: piece.get(key) for key in TOKENS}
-        for place, piece in enumerate(found)
+        for place, piece in enumerate(parts)
     ]
     return _Rollout(file, step, split, name, response.get("id"), rows)
 
@@ -138,19 +138,19 @@ def _error(body: Mapping[str, object], response: Mapping[str, object]) -> str | 
     """Return why a rollout failed: its class in the file of failures, else what the model server said."""
     if body.get("_ng_failure_class") is not None:
         return cells.text(body["_ng_failure_class"])
-    said = as_object(response.get("error"))
-    words = [" ".join(str(said[name]).split()) for name in ("code", "message") if said.get(name)]
+    fault = as_object(response.get("error"))
+    words = [" ".join(str(fault[name]).split()) for name in ("code", "message") if fault.get(name)]
     return cells.text(": ".join(words)) or None
 
 
 def _write(rollouts: Iterable[_Rollout], sink: base.RunSink) -> None:
     """Write the rows by step; a step in which a rollout has no token ids is written without tokens."""
-    by_step = sorted(rollouts, key=lambda one: one.step)
-    bare = [one for one in by_step if one.rows[0]["response_ids"] is None]
-    broken = sum(len(one.rows) > 1 for one in by_step)
-    has_tokens, without = len(bare) < len(by_step), {one.step for one in bare}
-    for (step, file), group in groupby(by_step, key=lambda one: (one.step, one.file)):
-        rows = [row for one in group for row in (one.rows[:1] if step in without else one.rows)]
+    by_step = sorted(rollouts, key=lambda rollout: rollout.step)
+    bare = [rollout for rollout in by_step if rollout.rows[0]["response_ids"] is None]
+    broken = sum(len(rollout.rows) > 1 for rollout in by_step)
+    has_tokens, without = len(bare) < len(by_step), {rollout.step for rollout in bare}
+    for (step, file), group in groupby(by_step, key=lambda rollout: (rollout.step, rollout.file)):
+        rows = [row for rollout in group for row in (rollout.rows[:1] if step in without else rollout.rows)]
         columns = {name: [row[name] for row in rows] for name in rows[0] if has_tokens or name not in TOKENS}
         if step in without:
             columns |= {name: [None] * len(rows) for name in columns.keys() & {*TOKENS}}

@@ -65,9 +65,11 @@ class NemoRl:
         base.only_columns(self.name, options, ())
         files = folders.named(sources, _files)
         files.sort(key=lambda file: _step(file))
-        for one, other in pairwise(files):
-            if _step(one) == _step(other):
-                raise InputError(f"{one.name} and {other.name} are both step {_step(one)}; give one run at a time")
+        for before, after in pairwise(files):
+            if _step(before) == _step(after):
+                raise InputError(
+                    f"{before.name} and {after.name} are both step {_step(before)}; give one run at a time"
+                )
         total = sum(Path(file.path).stat().st_size for file in files)
         placeholder: bool | None = None
         for file, chunks in groupby(lines.chunks(files), lambda chunk: chunk.file):
@@ -109,7 +111,7 @@ def _metadata(file: Source, *, is_placeholder: bool) -> RunMetadata:
 def _rows(file: Source, chunks: Iterable[lines.Chunk], sink: base.RunSink, total: int) -> list[dict[str, object]]:
     step = _step(file)
     groups: dict[bytes, str] = {}
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     torn = 0
     for chunk in chunks:
         for line in lines.objects_of(chunk):
@@ -124,11 +126,11 @@ def _rows(file: Source, chunks: Iterable[lines.Chunk], sink: base.RunSink, total
             prompt = np.asarray(row["prompt_ids"]).tobytes()
             row["step"], row["group_id"] = step, groups.setdefault(prompt, f"{step}-{len(groups)}")
             row["sample_id"] = f"{step}-{number}"
-            found.append(row)
+            rows.append(row)
         sink.advance(chunk.bytes_read, total)
-    if torn and found:
+    if torn and rows:
         sink.fact(step, TRAIN, base.TORN_LINES, torn)
-    return found
+    return rows
 
 
 def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
@@ -190,10 +192,10 @@ def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.RunSin
 
 
 def _step(file: Source) -> int:
-    found = _NAME.fullmatch(Path(file.path).name)
-    if found is None or len(found[1]) > 18:
+    match = _NAME.fullmatch(Path(file.path).name)
+    if match is None or len(match[1]) > 18:
         raise InputError(f"{file.name}: NeMo-RL calls it train_data_step{{N}}.jsonl; the step is in the name")
-    return int(found[1])
+    return int(match[1])
 
 
 def _files(path: Path) -> list[Path]:

@@ -45,13 +45,13 @@ def _advantages(evaluation: Evaluation) -> dict[str, float]:
     if advantage_T is None:
         assert rows.advantage_N is not None  # a first pass has one of the two
         advantage_T = seg.expand(rows.advantage_N, batch.rows)
-    own = advantage_T[batch.column("response_mask_pre")]
-    if not len(own):
+    advantage_t = advantage_T[batch.column("response_mask_pre")]
+    if not len(advantage_t):
         return dict.fromkeys([f"train/advantages/{name}" for name in ("mean", "max", "min")], 0.0)
     return {
-        "train/advantages/mean": float(own.mean()),
-        "train/advantages/max": float(own.max()),
-        "train/advantages/min": float(own.min()),
+        "train/advantages/mean": float(advantage_t.mean()),
+        "train/advantages/max": float(advantage_t.max()),
+        "train/advantages/min": float(advantage_t.min()),
     }
 
 
@@ -75,20 +75,20 @@ def _train(evaluation: Evaluation) -> dict[str, float]:
         return {}
     if evaluation.objective.unknown_loss:
         return {}
-    found = {}
+    metrics = {}
     if tokens is not None:
-        found = {"train/loss": evaluation.loss, "train/positive_nll_loss": 0.0}
+        metrics = {"train/loss": evaluation.loss, "train/positive_nll_loss": 0.0}
         if evaluation.objective.kl_loss is not None:
-            found["train/kl_penalty"] = float((tokens.kl_N * tokens.weight_N).sum())
+            metrics["train/kl_penalty"] = float((tokens.kl_N * tokens.weight_N).sum())
     view = _Tokens(evaluation, rows)
     ratio_t, clamped_t = view.ratios()
     for name, x_t in (("probs_ratio", ratio_t), ("probs_ratio_clamped", clamped_t)):
-        found[f"train/{name}"] = view.mean(x_t)
-        found[f"train/{name}_min"] = float(x_t.min()) if len(x_t) else -1.0
-        found[f"train/{name}_max"] = float(x_t.max()) if len(x_t) else -1.0
+        metrics[f"train/{name}"] = view.mean(x_t)
+        metrics[f"train/{name}_min"] = float(x_t.min()) if len(x_t) else -1.0
+        metrics[f"train/{name}_max"] = float(x_t.max()) if len(x_t) else -1.0
     if view.kept_N is not None:
-        found["train/num_valid_samples"] = float((view.kept_N * view.layout.share_N).sum())
-    return found | (view.of_sampler() if batch.has("rollout_log_probs") else {})
+        metrics["train/num_valid_samples"] = float((view.kept_N * view.layout.share_N).sum())
+    return metrics | (view.of_sampler() if batch.has("rollout_log_probs") else {})
 
 
 class _Tokens:
@@ -145,7 +145,7 @@ class _Tokens:
             name for name in ("k1", "k2", "k3") if f"train/gen_kl_error of {name}" in self._objective.also_logs
         )
         divergence_t = (kl.k3(mixed_t - self._old_t)[0] + kl.k3(mixed_t - sampler_t)[0]) / 2
-        found = {
+        metrics = {
             "train/token_mult_prob_error": self.mean(error_t),
             "train/gen_kl_error": self.mean(kl.ESTIMATORS[estimator](-gap_t)[0]),
             "train/policy_kl_error": self.mean(kl.ESTIMATORS[estimator](gap_t)[0]),
@@ -153,16 +153,16 @@ class _Tokens:
             "train/approx_entropy": -self.mean((self._policy_t - sampler_t).exp() * self._policy_t),
         }
         if "train/max_seq_mult_prob_error" in self._objective.also_logs:
-            found |= self._of_rows(error_t)
-        return found | self._weights(gap_t)
+            metrics |= self._of_rows(error_t)
+        return metrics | self._weights(gap_t)
 
     def _of_rows(self, error_t: Tensor) -> dict[str, float]:
         """Recompute the mean error of rows, which is 0 where no pass before the loss gives log-probs."""
         has_N = self._length_N > 0
-        own = (self._block.per_row(error_t) / self._length_N.clamp(min=1))[has_N]
-        if self._objective.surrogate.old == "policy_log_probs" or not len(own):
-            own = torch.zeros(1)
-        named = {"max": float(own.max()), "mean": float(own.mean()), "min": float(own.min())}
+        error_n = (self._block.per_row(error_t) / self._length_N.clamp(min=1))[has_N]
+        if self._objective.surrogate.old == "policy_log_probs" or not len(error_n):
+            error_n = torch.zeros(1)
+        named = {"max": float(error_n.max()), "mean": float(error_n.mean()), "min": float(error_n.min())}
         ends = ("", "_after_mask")
         return {f"train/{name}_seq_mult_prob_error{end}": value for name, value in named.items() for end in ends} | {
             "train/num_masked_seqs_by_logprob_error": 0.0
@@ -176,25 +176,25 @@ class _Tokens:
                 return {}  # of tokens or of rows: which one, nothing says
             level: Literal["token", "sequence"] = "sequence" if objective.surrogate.level == "sequence" else "token"
             gates = (TermWeight(kind="importance", level=level, finite=True),)
-        found: dict[str, float | None] = {}
+        metrics: dict[str, float | None] = {}
         by_row = gates[0].level != "token"
-        made = [weights(gap_t, self._given, gate) for gate in gates]
+        gate_weights = [weights(gap_t, self._given, gate) for gate in gates]
         if by_row:
             # Upstream multiplies weights of rows ``[n, 1]`` by a mask ``[n]``: each counts for all kept rows of its
             # micro-batch.
             if self._has_micro_batches and self.kept_N is not None:
                 kept_N = self.kept_N.double()
                 share_N = self.layout.share_N * self.layout.micro_total(kept_N) / self.layout.optim_total(kept_N)
-                found["train/sampling_importance_ratio"] = float((made[0] * share_N).sum())
+                metrics["train/sampling_importance_ratio"] = float((gate_weights[0] * share_N).sum())
         else:
-            masked = [self._given.expand(each) for each in made[1:]]
-            found["train/sampling_importance_ratio"] = self.mean(prod(masked, start=made[0]))
+            masked = [self._given.expand(each) for each in gate_weights[1:]]
+            metrics["train/sampling_importance_ratio"] = self.mean(prod(masked, start=gate_weights[0]))
         last = gates[-1]
         if last.high is not None and not objective.version.startswith("0.6."):
             if last.indicator:
-                found["train/is_oob_ratio"] = self._mean_of_rows(1.0 - made[-1])
+                metrics["train/is_oob_ratio"] = self._mean_of_rows(1.0 - gate_weights[-1])
             else:
                 free = weights(gap_t, self._given, replace(last, low=None, high=None, outside="cut"))
                 beyond = ((free > last.high) | (free < (last.low or 0.0))).double()
-                found["train/is_oob_ratio"] = self.mean(self._given.expand(beyond) if by_row else beyond)
-        return {name: value for name, value in found.items() if value is not None}
+                metrics["train/is_oob_ratio"] = self.mean(self._given.expand(beyond) if by_row else beyond)
+        return {name: value for name, value in metrics.items() if value is not None}

@@ -132,11 +132,11 @@ class _Reader:
             self._has_log_probs = body.get("logprobs") is not None
             self.sink.begin(RunMetadata(trainer="open-instruct"))
         if self._has_log_probs:
-            given = body.get("logprobs")
+            sampled = body.get("logprobs")
             log_probs = (
                 np.full(len(ids), np.nan)
-                if given is None
-                else cells.per_token(given, Kind.FLOATS, f"{where}: logprobs")
+                if sampled is None
+                else cells.per_token(sampled, Kind.FLOATS, f"{where}: logprobs")
             )
             cells.aligned({"logprobs": log_probs}, len(ids), where)
             row["rollout_log_probs"] = log_probs
@@ -192,8 +192,8 @@ def _beginnings(chunk: lines.Chunk) -> Iterator[tuple[int, int]]:
 
 
 def _run(file: Source) -> str:
-    found = _NAME.fullmatch(Path(file.path).name)
-    return found[1] if found else Path(file.path).name
+    match = _NAME.fullmatch(Path(file.path).name)
+    return match[1] if match else Path(file.path).name
 
 
 def _files(path: Path) -> list[Path]:

@@ -71,20 +71,20 @@ def _of_rows(evaluation: Evaluation) -> dict[str, float]:
     rows, batch = evaluation.rows, evaluation.batch
     if rows is None or not len(batch):
         return {}
-    found = {"scores": float(rows.score_N.mean())}
+    metrics = {"scores": float(rows.score_N.mean())}
     if rows.advantage_N is not None:
         own_N = rows.advantage_N
         ends = {"mean": own_N.mean(), "min": own_N.min(), "max": own_N.max()}
-        found |= {f"val/advantages_{name}": float(value) for name, value in ends.items()}
+        metrics |= {f"val/advantages_{name}": float(value) for name, value in ends.items()}
     if batch.per_token:
         size_N = batch.rows.diff().double()
-        found |= {"val/sequence_lengths": float(size_N.mean())}
-        found |= {
+        metrics |= {"val/sequence_lengths": float(size_N.mean())}
+        metrics |= {
             f"val/sequence_lengths_{name}": float(end) for name, end in (("min", size_N.min()), ("max", size_N.max()))
         }
     if batch.statuses and None not in batch.statuses:
-        found["val/stop_rate"] = sum(status == "stop" for status in batch.statuses) / len(batch)
-    return found
+        metrics["val/stop_rate"] = sum(status == "stop" for status in batch.statuses) / len(batch)
+    return metrics
 
 
 class _Tokens:
@@ -144,12 +144,12 @@ class _Tokens:
     def losses(self) -> dict[str, float]:
         """Policy and KL terms, and what is logged as their sum."""
         term = self._objective.kl_loss
-        found = {
+        metrics = {
             "loss/policy_avg": self._mean_of_rows(self._sums.policy_N),
             "loss/kl_avg": 0.0 if term is None else term.coef * self._mean_of_rows(self._sums.kl_N),
         }
         total = total_of(self._evaluation)
-        return found if total is None else found | {"loss/total_avg": total}
+        return metrics if total is None else metrics | {"loss/total_avg": total}
 
     def of_reference(self) -> dict[str, float]:
         """Means of all four estimators of the KL to the reference; 0 without one."""
@@ -158,11 +158,11 @@ class _Tokens:
         if "ref_log_probs" not in self._batch.per_token:
             return {}
         u_t = (self._given.policy_T - self._block.column("ref_log_probs")).clamp(-KL_BOUND, KL_BOUND)
-        found = {}
+        metrics = {}
         for metric, (name, weighted) in zip(REFERENCE_METRICS, ESTIMATORS, strict=True):
             value_t = kl.ESTIMATORS[name](u_t)[0]
-            found[metric] = self._mean(value_t * self._ratio_t if weighted else value_t)
-        return found
+            metrics[metric] = self._mean(value_t * self._ratio_t if weighted else value_t)
+        return metrics
 
     def of_policy(self) -> dict[str, float]:
         """Share of clipped tokens, of those that are not dropped, and the entropy."""
@@ -175,24 +175,24 @@ class _Tokens:
             clipped_t = (advantage_t > 0) & high_t | (advantage_t < 0) & low_t
         for weight_t in self._weights:
             clipped_t &= weight_t != 0
-        found = {"policy/clipfrac_avg": self._mean(clipped_t)}
+        metrics = {"policy/clipfrac_avg": self._mean(clipped_t)}
         if "entropy" in self._batch.per_token and "policy/entropy_avg" in self._objective.also_logs:
-            found["policy/entropy_avg"] = self._mean(self._block.column("entropy"))
-        return found
+            metrics["policy/entropy_avg"] = self._mean(self._block.column("entropy"))
+        return metrics
 
     def ratios(self) -> dict[str, float]:
         """The ratio to the old policy, and the weights: their mean, and the shares that are cut and dropped."""
         logs, ranked = self._objective.also_logs, "rank" in self._batch.per_row
-        found = {"val/ratio": self._mean(self._ratio_t)}
+        metrics = {"val/ratio": self._mean(self._ratio_t)}
         if "val/ratio_var" in logs and ranked and "micro_batch_id" in self._batch.per_row:
             sum_N, layout = self._block.per_row(self._ratio_t), self._sums.layout
             of_pack_N = layout.micro_total(sum_N) / layout.micro_total(self._length_N).clamp(min=1)
             apart_N = of_pack_N - self._of_ranks(sum_N)[self._rank_N]
-            found["val/ratio_var"] = self._mean_of_rows(apart_N.square() * self._length_N)
+            metrics["val/ratio_var"] = self._mean_of_rows(apart_N.square() * self._length_N)
         of_weights = self._of_weights()
         by_rank = {name: of_weights[name] for name in RHO_BY_RANK if name in logs and ranked}
-        found |= {name: float(self._of_ranks(self._block.per_row(x_t)).mean()) for name, x_t in by_rank.items()}
-        return found | {name: self._mean(of_weights[name]) for name in RHO_DROPS if name in logs}
+        metrics |= {name: float(self._of_ranks(self._block.per_row(x_t)).mean()) for name, x_t in by_rank.items()}
+        return metrics | {name: self._mean(of_weights[name]) for name in RHO_DROPS if name in logs}
 
     def _of_weights(self) -> dict[str, Tensor]:
         """What is logged of the weights, of each token; 0 without any."""

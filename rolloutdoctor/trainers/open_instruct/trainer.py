@@ -164,12 +164,12 @@ def objective(config: Config) -> Objective:
 
 def _also_logs(config: Config) -> frozenset[str]:
     """Return the metrics that options switch on; where ranks share a sequence, those of its parts are not known."""
-    newer, whole = config.version >= (0, 3, 0), config["sequence_parallel_size"] == 1
+    newer, is_unsplit = config.version >= (0, 3, 0), config["sequence_parallel_size"] == 1
     named = {
         REFERENCE_METRICS: config["load_ref_policy"],
         ("policy/entropy_avg",): config["record_entropy"],
-        BY_PACK: whole,
-        RHO_BY_RANK: newer and whole,
+        BY_PACK: is_unsplit,
+        RHO_BY_RANK: newer and is_unsplit,
         RHO_DROPS: newer,
     }
     return frozenset(metric for metrics, is_on in named.items() if is_on for metric in metrics)
@@ -190,15 +190,15 @@ def _aggregation(config: Config) -> Aggregation:
     Raises:
         UsageError: if it is no word or number that open-instruct takes.
     """
-    given = config[_DENOMINATOR]
-    if given == "token":
+    denominator = config[_DENOMINATOR]
+    if denominator == "token":
         return Aggregation(mode="token-mean")
     try:
-        number = float(given)  # type: ignore[arg-type]  # anything that is not a number raises
+        number = float(denominator)  # type: ignore[arg-type]  # anything that is not a number raises
     except (TypeError, ValueError):
         number = 0.0
     if not 0 < number < float("inf"):
-        raise UsageError(f"{_DENOMINATOR} = {given}: expected token, or a number above 0")
+        raise UsageError(f"{_DENOMINATOR} = {denominator}: expected token, or a number above 0")
     return Aggregation(mode="token-sum-norm", length=number)
 
 
@@ -217,11 +217,11 @@ def _gates(config: Config, of: Literal["old_log_probs", "policy_log_probs"]) -> 
     divergence, by_pack = config["rho_mask_tv_divergence"], config["rho_mask_sequence_level"]
     if by_pack:
         weight = replace(weight, level="pack")
-    found = replace(weight, low=low, high=high)
+    bounded = replace(weight, low=low, high=high)
     if least is None and most is None:
-        return (found,)
+        return (bounded,)
     mask = replace(weight, low=least, high=most, outside="zero", indicator=True)
-    return found, replace(mask, kind="divergence", level="pack") if divergence else mask
+    return bounded, replace(mask, kind="divergence", level="pack") if divergence else mask
 
 
 def single_update(config: Config) -> bool:

@@ -36,16 +36,16 @@ def openrlhf(evaluation: Evaluation) -> Mapping[str, float]:
 
 def _all(evaluation: Evaluation) -> dict[str, float]:
     rows, tokens = evaluation.rows, evaluation.tokens
-    found = _rewards(evaluation)
+    metrics = _rewards(evaluation)
     if rows is None or rows.length_N is None or not float(rows.length_N.sum()):
-        return found
+        return metrics
     kl_T = reward_kl_tokens(evaluation.batch, evaluation.objective, evaluation.dtype)
     if kl_T is not None:
         # A row without a trained token is 0 / 0, upstream too.
-        found["train/kl"] = float((seg.total(kl_T, evaluation.batch.rows) / rows.length_N).mean())
+        metrics["train/kl"] = float((seg.total(kl_T, evaluation.batch.rows) / rows.length_N).mean())
     if tokens is None or "update" not in evaluation.objective.also_logs:
-        return found
-    return found | _update(evaluation, rows, tokens)
+        return metrics
+    return metrics | _update(evaluation, rows, tokens)
 
 
 def _rewards(evaluation: Evaluation) -> dict[str, float]:
@@ -54,14 +54,14 @@ def _rewards(evaluation: Evaluation) -> dict[str, float]:
         return {}
     score_N = task_scores(batch, evaluation.objective, evaluation.dtype)
     mean, std = float(score_N.mean()), float(score_N.std()) if len(batch) > 1 else 0.0
-    found = {"train/reward": mean, "train/rollout/reward_mean": mean, "train/rollout/reward_std": std}
+    metrics = {"train/reward": mean, "train/rollout/reward_mean": mean, "train/rollout/reward_std": std}
     if batch.groups is not None and bool((batch.groups.size_G > 1).all()):
         stats = GroupStats(batch.groups, torch.ones_like(score_N, dtype=torch.bool))
-        found["train/group_reward_std"] = float(stats.per_row(stats.std(score_N)).mean())
+        metrics["train/group_reward_std"] = float(stats.per_row(stats.std(score_N)).mean())
     if batch.statuses and None not in batch.statuses:
         share = sum(status in TRUNCATED for status in batch.statuses) / len(batch)
-        found |= {"train/truncated": share, "train/rollout/truncated_rate": share}
-    return found
+        metrics |= {"train/truncated": share, "train/rollout/truncated_rate": share}
+    return metrics
 
 
 def token_weights(evaluation: Evaluation, length_N: Tensor, tokens: TokenSums) -> Tensor:
@@ -78,8 +78,8 @@ def token_weights(evaluation: Evaluation, length_N: Tensor, tokens: TokenSums) -
 def loss_share(evaluation: Evaluation) -> float | None:
     """Return the logged policy loss over that of the step; None where micro-batches are not known."""
     rows, tokens = evaluation.rows, evaluation.tokens
-    known = tokens is not None and rows is not None and "micro_batch_id" in evaluation.batch.per_row
-    if not known or rows is None or rows.length_N is None or not evaluation.policy_loss:
+    is_known = tokens is not None and rows is not None and "micro_batch_id" in evaluation.batch.per_row
+    if not is_known or rows is None or rows.length_N is None or not evaluation.policy_loss:
         return None
     logged = _all(evaluation).get("train/policy_loss")
     return None if logged is None else logged / evaluation.policy_loss
@@ -89,7 +89,7 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
     batch, objective, dtype = evaluation.batch, evaluation.objective, evaluation.dtype
     assert rows.length_N is not None
     mask_T, length_N = batch.column("response_mask"), rows.length_N
-    found = {}
+    metrics = {}
 
     def of_tokens(x_T: Tensor) -> float:
         return float(torch.where(mask_T, x_T, 0.0).double().sum() / length_N.sum())
@@ -100,21 +100,21 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
     if "micro_batch_id" in batch.per_row:
         twice_N = token_weights(evaluation, length_N, tokens)
         of_policy_N = tokens.policy_N * tokens.policy_weight_N
-        found["train/policy_loss"] = float((of_policy_N * twice_N).sum())
+        metrics["train/policy_loss"] = float((of_policy_N * twice_N).sum())
         if objective.kl_loss is not None:
-            found["train/kl"] = float((tokens.kl_N * tokens.weight_N * twice_N).sum())
+            metrics["train/kl"] = float((tokens.kl_N * tokens.weight_N * twice_N).sum())
         if "entropy" in objective.also_logs and "entropy" in batch.per_token:
             entropy_N = seg.total(torch.where(mask_T, batch.column("entropy"), 0.0), batch.rows)
-            found["train/entropy_loss"] = float((entropy_N * tokens.weight_N * twice_N).sum())
+            metrics["train/entropy_loss"] = float((entropy_N * tokens.weight_N * twice_N).sum())
     if "old_log_probs" in batch.per_token:
-        found["train/ppo_kl"] = of_tokens(column("old_log_probs") - column("policy_log_probs"))
+        metrics["train/ppo_kl"] = of_tokens(column("old_log_probs") - column("policy_log_probs"))
     if tokens.clipped_N is not None:
-        found["train/ppo_clip_ratio"] = float(tokens.clipped_N.sum() / length_N.sum())
+        metrics["train/ppo_clip_ratio"] = float(tokens.clipped_N.sum() / length_N.sum())
     if objective.gates:
-        found["train/vllm_kl"] = of_tokens(column("rollout_log_probs") - column("old_log_probs"))
+        metrics["train/vllm_kl"] = of_tokens(column("rollout_log_probs") - column("old_log_probs"))
         if parse_version(objective.version) >= BY_LEVEL:
-            found["train/is_filter_ratio"] = _filtered(evaluation, length_N, tokens)
-    return found
+            metrics["train/is_filter_ratio"] = _filtered(evaluation, length_N, tokens)
+    return metrics
 
 
 def _filtered(evaluation: Evaluation, length_N: Tensor, tokens: TokenSums) -> float:
@@ -122,11 +122,11 @@ def _filtered(evaluation: Evaluation, length_N: Tensor, tokens: TokenSums) -> fl
     batch, gate = evaluation.batch, evaluation.objective.gates[-1]
     column_T = {name: batch.column(name)[batch.column("response_mask")].to(evaluation.dtype) for name in LOG_PROBS}
     trainer_V, sampler_V = column_T["old_log_probs"], column_T["rollout_log_probs"]
-    given = TokenInputs(trainer_V, sampler_V, trainer_V - sampler_V, trainer_V, seg.Runs(batch.trained))
+    inputs = TokenInputs(trainer_V, sampler_V, trainer_V - sampler_V, trainer_V, seg.Runs(batch.trained))
     # What is cut counts as what would be 0.
-    kept_V = importance(given, column_T.__getitem__, replace(gate, outside="zero")) != 0
+    kept_V = importance(inputs, column_T.__getitem__, replace(gate, outside="zero")) != 0
     if gate.level == "token" and gate.judged != "geometric":
         return float((~kept_V).double().mean())
-    dropped_N = (given.row_sum(kept_V) == 0).double()
+    dropped_N = (inputs.row_sum(kept_V) == 0).double()
     share_N = tokens.layout.micro_total(dropped_N) / tokens.layout.micro_rows_N
     return float((share_N * length_N).sum() / length_N.sum())

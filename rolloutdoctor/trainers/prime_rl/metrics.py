@@ -64,18 +64,18 @@ def _of_tokens(evaluation: Evaluation) -> dict[str, float]:
     policy_T, sampler_T = (batch.column(name).to(dtype) for name in ("policy_log_probs", "rollout_log_probs"))
     drift_T = torch.where(mask_T, policy_T - sampler_T, 0.0)
     k3_T = drift_T.exp() - drift_T - 1
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     per_token = release >= ordered("0.6")
     kl = k3_T[mask_T] if per_token else rows.means(k3_T, mask_T)
-    found |= _ends("mismatch_kl/all" if per_token else "mismatch_kl", kl)
+    metrics |= _ends("mismatch_kl/all" if per_token else "mismatch_kl", kl)
     if "entropy" in batch.per_token:
         name = "entropy/all" if per_token else "entropy"
-        found |= _ends(name, batch.column("entropy").to(dtype)[mask_T])
-        entropy = found.get(f"{name}/mean", 0.0)
+        metrics |= _ends(name, batch.column("entropy").to(dtype)[mask_T])
+        entropy = metrics.get(f"{name}/mean", 0.0)
         if entropy > 0 and release >= ordered("0.5"):
-            found["kl_ent_ratio/mean"] = float(kl.double().mean()) / entropy
+            metrics["kl_ent_ratio/mean"] = float(kl.double().mean()) / entropy
     if release < ordered("0.5"):
-        return found | _of_ratios(evaluation, rows, k3_T, torch.where(mask_T, policy_T, 0.0), drift_T)
+        return metrics | _of_ratios(evaluation, rows, k3_T, torch.where(mask_T, policy_T, 0.0), drift_T)
     risen_T = policy_T.exp() - sampler_T.exp()
     rule = evaluation.objective.surrogate
     low_T, high_T = risen_T < -rule.clip_low, risen_T > rule.clip_high
@@ -87,12 +87,12 @@ def _of_tokens(evaluation: Evaluation) -> dict[str, float]:
         dropped_T = torch.where(up_T, high_T, low_T)
         shares = {"is_masked_low": down_T & low_T, "is_masked_high": up_T & high_T}
     for name, in_T in {"is_masked": dropped_T, **shares}.items():
-        found |= _ends(name, rows.means(in_T.to(dtype), mask_T))
+        metrics |= _ends(name, rows.means(in_T.to(dtype), mask_T))
     if rule.kind == "dppo_tv":
         for name, sign_T in (("positive", up_T), ("negative", down_T)):
-            found |= _ends(f"masked_advantage_{name}", rows.means(sign_T.to(dtype), mask_T & dropped_T))
-    found |= _ends("masked_mismatch_kl", rows.means(k3_T, mask_T & dropped_T))
-    return found | _ends("unmasked_mismatch_kl", rows.means(k3_T, mask_T & ~dropped_T))
+            metrics |= _ends(f"masked_advantage_{name}", rows.means(sign_T.to(dtype), mask_T & dropped_T))
+    metrics |= _ends("masked_mismatch_kl", rows.means(k3_T, mask_T & dropped_T))
+    return metrics | _ends("unmasked_mismatch_kl", rows.means(k3_T, mask_T & ~dropped_T))
 
 
 def _of_ratios(
@@ -115,13 +115,13 @@ def _of_ratios(
         "sequence_masked_low": filled_N & (ends_2N[0] < at["row_low"]),
         "sequence_masked_high": filled_N & (ends_2N[1] > at["row_high"]),
     }
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, x_N in of_rows.items():
-        found |= _ends(name, x_N[rows.shipped_N].double())
+        metrics |= _ends(name, x_N[rows.shipped_N].double())
     for name, x_t in {"is_masked": dropped_t, "is_masked_low": low_t, "is_masked_high": high_t}.items():
-        found |= _ends(name, x_t.double())
-    found |= _ends("masked_mismatch_kl", rows.means(k3_T, mask_T & dropped_T))
-    return found | _ends("unmasked_mismatch_kl", rows.means(k3_T, mask_T & ~dropped_T))
+        metrics |= _ends(name, x_t.double())
+    metrics |= _ends("masked_mismatch_kl", rows.means(k3_T, mask_T & dropped_T))
+    return metrics | _ends("unmasked_mismatch_kl", rows.means(k3_T, mask_T & ~dropped_T))
 
 
 class _Rows:

@@ -67,8 +67,8 @@ class PrimeRlTokens:
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS:
             return None
-        what = "the file" if path.is_file() else f"{files[0].parent.name}/{files[0].name}"
-        return f"{what} has the keys schema_version, export_sequence_idx, token_ids and trainer_logprobs"
+        subject = "the file" if path.is_file() else f"{files[0].parent.name}/{files[0].name}"
+        return f"{subject} has the keys schema_version, export_sequence_idx, token_ids and trainer_logprobs"
 
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their steps and ranks."""
@@ -149,12 +149,12 @@ class _Reader:
             if trace["response_ids"] is not None:
                 traces.setdefault(_key(trace), []).append(trace)
         # Equal sequences with equal log-probs are of one prompt, and in one order as good as in another.
-        found = [traces[_key(row)].pop(0) if traces.get(_key(row)) else None for row in rows]
-        if None in found:
+        matched = [traces[_key(row)].pop(0) if traces.get(_key(row)) else None for row in rows]
+        if None in matched:
             self.unmatched.append(int(step))  # type: ignore[call-overload]  # `_row` has made sure of it
             return False
-        for row, one in zip(rows, found, strict=True):
-            row |= {name: one[name] for name in _OF_TRACE if one is not None}
+        for row, matched_trace in zip(rows, matched, strict=True):
+            row |= {name: matched_trace[name] for name in _OF_TRACE if matched_trace is not None}
         return True
 
 
@@ -230,12 +230,12 @@ def _finished(files: Sequence[Source], sink: base.RunSink) -> list[Source]:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".jsonl" else []
-    found: list[Path] = []
+    rank_files: list[Path] = []
     for folder in (path, path / "token_exports"):
         try:
             steps = [each for each in folder.iterdir() if _STEP.fullmatch(each.name) and each.is_dir()]
             steps = [folder] if not steps and _STEP.fullmatch(folder.resolve().name) else steps
-            found += [file for step in steps for file in step.iterdir() if _RANK.fullmatch(file.name)]
+            rank_files += [file for step in steps for file in step.iterdir() if _RANK.fullmatch(file.name)]
         except OSError:
             continue
-    return sorted((file for file in found if file.is_file()), key=lambda file: natural_key(str(file)))
+    return sorted((file for file in rank_files if file.is_file()), key=lambda file: natural_key(str(file)))

@@ -36,7 +36,7 @@ def branches(trace: Mapping[str, object], where: str) -> list[dict[str, object]]
         raise DataError(f"{where}: branches of more than {_MOST_PLACES:,} messages in all, more than any trace has")
     parts = [_part(node, f"{where}, node {number}") for number, node in enumerate(nodes)]
     ends = _ends(trace.get("calls"))
-    found, trained = [], set[int]()
+    branches, trained = [], set[int]()
     for path in (_path(nodes, leaf) for leaf in leaves):
         masks = []
         for number in path:
@@ -44,8 +44,8 @@ def branches(trace: Mapping[str, object], where: str) -> list[dict[str, object]]
             masks.append(np.zeros(len(ids), np.int64) if number in trained else mask)
         trained |= {number for number in path if parts[number][1].any()}
         if any(mask.any() for mask in masks):
-            found.append(_columns(nodes, path, [parts[number] for number in path], masks, ends))
-    return found
+            branches.append(_columns(nodes, path, [parts[number] for number in path], masks, ends))
+    return branches
 
 
 def _nodes(nodes: object, where: str) -> Sequence[Node]:
@@ -88,14 +88,14 @@ def _part(node: Node, at: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.nda
     ids = cells.per_token(node.get("token_ids", []), Kind.TOKENS, f"{at}: token_ids")
     mask = cells.zeros_and_ones(node.get("mask", []), f"{at}: mask")
     cells.aligned({"mask": mask}, len(ids), at)
-    given = {}
+    columns = {}
     for column, name in SPREAD.items():
         numbers = cells.per_token(node.get(name) or [], Kind.FLOATS, f"{at}: {name}")
         if len(numbers) not in (0, int(mask.sum())):
             raise DataError(f"{at}: {name} has {len(numbers)} values for {int(mask.sum())} sampled tokens")
         if len(numbers):
-            given[column] = numbers
-    return ids, mask, given
+            columns[column] = numbers
+    return ids, mask, columns
 
 
 def _columns(
@@ -124,12 +124,12 @@ def _columns(
     return columns
 
 
-def _spread(column: str, part: tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]], kept: np.ndarray) -> np.ndarray:
+def _spread(column: str, part: tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]], is_kept: np.ndarray) -> np.ndarray:
     """Give the numbers of the sampled tokens to these, and to the others what says that there is none."""
-    ids, mask, given = part
+    ids, mask, columns = part
     values = np.full(len(ids), np.nan if column == "rollout_log_probs" else 0.0)
-    if column in given and kept.any():
-        values[mask == 1] = given[column]
+    if column in columns and is_kept.any():
+        values[mask == 1] = columns[column]
     return values
 
 
@@ -144,7 +144,7 @@ def _turns(
 
     The number of a turn is that of its message in the trace, the same in every branch.
     """
-    found: list[dict[str, object]] = []
+    turns: list[dict[str, object]] = []
     place = -start
     for number, (ids, mask, _) in zip(path, parts, strict=True):
         sampled = np.flatnonzero(mask)
@@ -154,9 +154,9 @@ def _turns(
             status, error = ends.get(number, (None, None))
             author = "model" if len(sampled) else _author(nodes[number])
             span = {"author": author, "start": begin, "stop": end, "turn": number}
-            found.append({**span, "version": None, "status": status, "error": error})
+            turns.append({**span, "version": None, "status": status, "error": error})
         place += len(ids)
-    return found
+    return turns
 
 
 def _author(node: Node) -> str:
@@ -168,12 +168,12 @@ def _author(node: Node) -> str:
 
 def _ends(calls: object) -> dict[int, tuple[str | None, str | None]]:
     """Map a message to how the call that made it ended: its finish reason, and its error."""
-    found = {}
+    ends = {}
     for call in calls if isinstance(calls, list) else []:
         if isinstance(call, dict) and isinstance(call.get("node"), int):
             reason = call.get("finish_reason")
-            found[call["node"]] = None if reason is None else plain_text(reason), error_text(call.get("error"))
-    return found
+            ends[call["node"]] = None if reason is None else plain_text(reason), error_text(call.get("error"))
+    return ends
 
 
 def error_text(error: object) -> str | None:

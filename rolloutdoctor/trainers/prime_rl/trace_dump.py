@@ -62,13 +62,13 @@ class PrimeRlTraces:
         total = sum(Path(file.path).stat().st_size for file in files)
         branched = repeated = 0
         for file, chunks in groupby(lines.chunks(files), lambda chunk: chunk.file):
-            found = _rows(file, chunks, sink, total)
-            rows = of_last_run(found)
+            labelled = _rows(file, chunks, sink, total)
+            rows = of_last_run(labelled)
             if rows:
                 if not sink.rows:
                     sink.begin(RunMetadata(trainer="prime-rl"))
-                if len(rows) < len(found):
-                    sink.fact(*_place(file)[1:3], base.REPEATED_ROWS, len(found) - len(rows))
+                if len(rows) < len(labelled):
+                    sink.fact(*_place(file)[1:3], base.REPEATED_ROWS, len(labelled) - len(rows))
                     repeated += 1
                 branched += any(row["response_ids"] is None for row in rows)
                 _write(file, rows, sink)
@@ -83,17 +83,17 @@ class PrimeRlTraces:
 
 def trained_rows(file: Path) -> list[dict[str, object]]:
     """The rows of a file of effective traces, but for their step and split; of several runs those of the last."""
-    found: list[tuple[object, dict[str, object]]] = []
+    labelled: list[tuple[object, dict[str, object]]] = []
     for line in lines.objects(Source.of(str(file))):
         if line.body is not None:
             run, rows = episode_rows(line.body, line.where)
-            found += [(run, row) for row in rows]
-    return of_last_run(found)
+            labelled += [(run, row) for row in rows]
+    return of_last_run(labelled)
 
 
-def of_last_run(found: Sequence[tuple[object, dict[str, object]]]) -> list[dict[str, object]]:
+def of_last_run(labelled: Sequence[tuple[object, dict[str, object]]]) -> list[dict[str, object]]:
     """The rows that the run wrote that wrote last; a run that resumes repeats steps."""
-    return [row for run, row in found if run == found[-1][0]]
+    return [row for run, row in labelled if run == labelled[-1][0]]
 
 
 def _rows(
@@ -101,7 +101,7 @@ def _rows(
 ) -> list[tuple[object, dict[str, object]]]:
     """The rows of a file, each with the id of the run that wrote it."""
     _, step, split, _ = _place(file)
-    found: list[tuple[object, dict[str, object]]] = []
+    labelled: list[tuple[object, dict[str, object]]] = []
     torn = 0
     for chunk in chunks:
         for line in lines.objects_of(chunk):
@@ -110,11 +110,11 @@ def _rows(
                 torn += 1
             else:
                 run, rows = episode_rows(line.body, line.where)
-                found += [(run, row | {"step": step, "split": split}) for row in rows]
+                labelled += [(run, row | {"step": step, "split": split}) for row in rows]
         sink.advance(chunk.bytes_read, total)
-    if torn and found:
+    if torn and labelled:
         sink.fact(step, split, base.TORN_LINES, torn)
-    return found
+    return labelled
 
 
 def is_of_prime_rl(file: Path) -> bool:
@@ -139,12 +139,12 @@ def _rows_of(episode: Mapping[str, object], trace: Mapping[str, object], where: 
     """Return a row for each branch that is trained; one without tokens where nothing is."""
     row = _row(episode, trace, where)
     nothing: list[dict[str, object]] = [{}]
-    found = branches(trace, where) or nothing
+    parts = branches(trace, where) or nothing
     return [
         row
         | {"sample_id": row["sample_id"] if not place else f"{row['sample_id']}/{place}"}
         | {name: tokens.get(name) for name in TOKENS}
-        for place, tokens in enumerate(found)
+        for place, tokens in enumerate(parts)
     ]
 
 
@@ -173,11 +173,11 @@ def _task(episode: Mapping[str, object], trace: Mapping[str, object]) -> str | N
     """Return what tells a task in any step: its key, its hash, or its number; None where the records have none."""
     for task in (_object(trace.get("task")), _object(episode.get("task"))):
         data = _object(task.get("data"))
-        known = [one for one in (task.get("key"), task.get("hash"), data.get("idx")) if one is not None]
-        if known:
+        names = [name for name in (task.get("key"), task.get("hash"), data.get("idx")) if name is not None]
+        if names:
             # Environments number their tasks alike.
             env = _object(episode.get("env")).get("id")
-            return plain_text(known[0] if env is None else f"{env}/{known[0]}")
+            return plain_text(names[0] if env is None else f"{env}/{names[0]}")
     return None
 
 
@@ -217,12 +217,12 @@ def _object(value: object) -> dict[str, object]:
 
 def _place(file: Source) -> tuple[str, int, str, str]:
     """Return the place of a file: the end of its path, its step, split and subset."""
-    found = _PLACE.search(Path(file.path).absolute().as_posix())
-    if found is None:
+    match = _PLACE.search(Path(file.path).absolute().as_posix())
+    if match is None:
         raise InputError(
             f"{file.name}: prime-rl writes step_N/train/effective/traces.jsonl; the step is known from the directory"
         )
-    return found[0], int(found[1]), found[2], found[3]
+    return match[0], int(match[1]), match[2], match[3]
 
 
 def _files(path: Path) -> list[Path]:
@@ -231,8 +231,8 @@ def _files(path: Path) -> list[Path]:
     patterns = ("step_*/*/effective", "*/effective", "effective", "")
     for root in (path / "rollouts", path):
         for pattern in patterns:
-            found = list(root.glob(f"{pattern}/traces.jsonl" if pattern else "traces.jsonl"))
-            found = [file for file in found if _PLACE.search(file.absolute().as_posix()) and file.is_file()]
-            if found:
-                return sorted(found, key=lambda file: natural_key(str(file)))
+            files = list(root.glob(f"{pattern}/traces.jsonl" if pattern else "traces.jsonl"))
+            files = [file for file in files if _PLACE.search(file.absolute().as_posix()) and file.is_file()]
+            if files:
+                return sorted(files, key=lambda file: natural_key(str(file)))
     return []

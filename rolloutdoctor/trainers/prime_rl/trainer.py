@@ -280,7 +280,7 @@ def _ratio_masks(config: Config) -> Surrogate:
         "advantage": "adv_tau",
         "pull": "kl_tau",
     }
-    numbers = {own: config.number(f"{_LOSS}.{name}") for own, name in names.items()}
+    numbers = {option: config.number(f"{_LOSS}.{name}") for option, name in names.items()}
     return Surrogate(
         kind="ratio_masked",
         clip_low=1 - numbers["token_low"],
@@ -339,10 +339,10 @@ def _refuse_own_algorithms(config: Config) -> None:
     for name in _SOURCES:
         sources = config[name]
         for each in sources if isinstance(sources, list | tuple) else ():
-            own = each.get("algo") if isinstance(each, Mapping) else None
-            if isinstance(own, Mapping) and not config[STORED]:
-                rule = own.get("type", config[f"{_ALGO}.type"])
-                if rule != config[f"{_ALGO}.type"] or own.get("length_penalty") is not None:
+            algorithm = each.get("algo") if isinstance(each, Mapping) else None
+            if isinstance(algorithm, Mapping) and not config[STORED]:
+                rule = algorithm.get("type", config[f"{_ALGO}.type"])
+                if rule != config[f"{_ALGO}.type"] or algorithm.get("length_penalty") is not None:
                     raise UsageError(
                         f"{name}: the environment {each.get('name', '')} has its own algorithm ({rule}), which is not "
                         f"computed; set {STORED} = true to compute the loss from the file's advantages"

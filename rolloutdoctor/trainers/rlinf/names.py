@@ -13,7 +13,9 @@ _WORKER = "rlinf/workers/actor/fsdp_actor_worker.py, run_training"
 
 def _of_update(name: str, quantity: str, definition: str, source: str, factor: float = 1.0) -> tuple[MetricName, ...]:
     prefixes = ("[train/]", "actor/training/")
-    return tuple(MetricName(f"{one}actor/{name}", quantity, definition, source, factor=factor) for one in prefixes)
+    return tuple(
+        MetricName(f"{prefix}actor/{name}", quantity, definition, source, factor=factor) for prefix in prefixes
+    )
 
 
 # fmt: off

@@ -31,22 +31,24 @@ class Rllm(ScalarDump):
 
     def rows(self, body: dict[str, object], where: str, file: Source) -> Iterator[dict[str, object]]:
         """One row a trajectory."""
-        step, episode, found = (
+        step, episode, trajectories = (
             cells.natural(body, "training_step", where),
             str(body["episode_id"]),
             body["trajectories"],
         )
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            raise DataError(f"{where}: trajectories is {cells.shown(found)} where a list of objects was expected")
+        if not isinstance(trajectories, list) or not all(isinstance(trajectory, dict) for trajectory in trajectories):
+            raise DataError(
+                f"{where}: trajectories is {cells.shown(trajectories)} where a list of objects was expected"
+            )
         task = episode.rpartition(":")[0] or str(body["task_hash"])
         ended = body.get("termination_reason")
-        for place, one in enumerate(found):
+        for place, trajectory in enumerate(trajectories):
             yield {
                 "step": step,
                 "split": EVAL if Path(file.path).parent.name.startswith("val_") else TRAIN,
-                "group_id": f"{step}-{task}-{one.get('name')}",
+                "group_id": f"{step}-{task}-{trajectory.get('name')}",
                 "task_id": task,
                 "sample_id": f"{step}-{episode}-{place}",
-                "reward": cells.number(one.get("reward"), f"{where}: reward of trajectory {place}"),
+                "reward": cells.number(trajectory.get("reward"), f"{where}: reward of trajectory {place}"),
                 "status": None if ended is None else str(ended),
             }

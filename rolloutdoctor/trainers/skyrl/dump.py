@@ -67,8 +67,8 @@ class SkyRlDump:
         sink.begin(RunMetadata("skyrl"))
         names: list[str] | None = None
         for place, file in enumerate(files):
-            found = _NAME.fullmatch(Path(file.path).name)
-            columns = _columns(file, int(found[1]) if found else place + 1)
+            match = _NAME.fullmatch(Path(file.path).name)
+            columns = _columns(file, int(match[1]) if match else place + 1)
             if names is not None and names != list(columns):
                 raise DataError(f"{file.name}: other fields than in the files before: {', '.join(columns)}")
             names = list(columns)
@@ -93,40 +93,45 @@ def _columns(file: Source, step: int) -> dict[str, Sequence[object]]:
         raise DataError(f"{file.name}: response_mask has the shape {response.shape}, which has no token; dump it again")
     pad = metadata.get("pad_size", 0)
     rows = len(response) - (pad if isinstance(pad, int) and 0 <= pad <= len(response) else 0)
-    here = response[:rows] != 0
+    mask = response[:rows] != 0
 
     def tokens(values: np.ndarray) -> list[object]:
-        return [values[row][here[row]] for row in range(rows)]
+        return [values[row][mask[row]] for row in range(rows)]
 
-    found: dict[str, Sequence[object]] = {
+    columns: dict[str, Sequence[object]] = {
         "step": [step] * rows,
         "sample_id": [f"{step}-{row}" for row in range(rows)],
         "response_mask": tokens((trained[:rows] != 0).astype(np.int8)),
     }
     groups = _parts(file, metadata, "policy_prompt_boundaries", rows)
     if groups is not None:
-        found["group_id"] = [f"{step}-{group}" for group in groups]
+        columns["group_id"] = [f"{step}-{group}" for group in groups]
     updates = _parts(file, metadata, "policy_mini_batch_boundaries", rows)
     if updates is not None:
-        found["optim_step_id"] = updates
+        columns["optim_step_id"] = updates
     trajectories = _trajectories(file, metadata, rows)
     if trajectories is not None:
-        found["trajectory_id"] = trajectories
+        columns["trajectory_id"] = trajectories
     for name, column in _TOKENS.items():
         values = _array(file, fields, name)
         if values is not None:
             if values.shape != response.shape:
                 raise DataError(f"{file.name}: {name} has the shape {values.shape}, and response_mask {response.shape}")
-            found[column] = tokens(values[:rows].astype(np.float32))
-    whole, there = _array(file, fields, "sequences"), _array(file, fields, "attention_mask")
-    for name, values in (("sequences", whole), ("attention_mask", there)):
+            columns[column] = tokens(values[:rows].astype(np.float32))
+    sequences, there = _array(file, fields, "sequences"), _array(file, fields, "attention_mask")
+    for name, values in (("sequences", sequences), ("attention_mask", there)):
         if values is not None and (values.ndim != 2 or len(values) != len(response)):
             raise DataError(f"{file.name}: {name} has the shape {values.shape}, and response_mask {response.shape}")
-    if whole is not None and there is not None and whole.shape == there.shape and whole.shape[1] >= here.shape[1]:
-        ids, begins = whole[:rows].astype(np.int64), whole.shape[1] - here.sum(axis=1)
-        found["prompt_ids"] = [ids[row, : begins[row]][there[row, : begins[row]] != 0] for row in range(rows)]
-        found["response_ids"] = [ids[row, begins[row] :] for row in range(rows)]
-    return found
+    if (
+        sequences is not None
+        and there is not None
+        and sequences.shape == there.shape
+        and sequences.shape[1] >= mask.shape[1]
+    ):
+        ids, begins = sequences[:rows].astype(np.int64), sequences.shape[1] - mask.sum(axis=1)
+        columns["prompt_ids"] = [ids[row, : begins[row]][there[row, : begins[row]] != 0] for row in range(rows)]
+        columns["response_ids"] = [ids[row, begins[row] :] for row in range(rows)]
+    return columns
 
 
 def _parts(file: Source, metadata: Mapping[str, object], name: str, rows: int) -> list[int] | None:
@@ -146,8 +151,8 @@ def _parts(file: Source, metadata: Mapping[str, object], name: str, rows: int) -
         part[begin:end], before = number, end
     if bool((part < 0).any()):
         raise DataError(f"{file.name}: {name} leaves out rows")
-    found: list[int] = part.tolist()
-    return found
+    parts: list[int] = part.tolist()
+    return parts
 
 
 def _trajectories(file: Source, metadata: Mapping[str, object], rows: int) -> list[int] | None:
@@ -160,8 +165,8 @@ def _trajectories(file: Source, metadata: Mapping[str, object], rows: int) -> li
         return None
     if not isinstance(last, list) or len(last) < rows or any(type(each) is not bool for each in last):
         raise DataError(f"{file.name}: is_last_step is not a list of True and False, one for each row")
-    found: list[int] = np.cumsum([False, *last])[:rows].tolist()
-    return found
+    numbers: list[int] = np.cumsum([False, *last])[:rows].tolist()
+    return numbers
 
 
 def _array(file: Source, fields: Mapping[str, object], name: str) -> np.ndarray | None:
@@ -201,7 +206,7 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".pkl" else []
     for folder in (path, path / "dumped_data"):
-        found = folders.listed(folder, lambda entry: _NAME.fullmatch(entry.name)) if folder.is_dir() else []
-        if found:
-            return sorted(found, key=lambda entry: natural_key(entry.name))
+        files = folders.listed(folder, lambda entry: _NAME.fullmatch(entry.name)) if folder.is_dir() else []
+        if files:
+            return sorted(files, key=lambda entry: natural_key(entry.name))
     return []

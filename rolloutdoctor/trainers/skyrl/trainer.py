@@ -318,7 +318,7 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term alone."""
     if config.word(_LOSS) in _UNCORRECTED:
         return ()
-    found, weight = [], TermWeight(kind="importance", low=exp(-BOUND))
+    gates, weight = [], TermWeight(kind="importance", low=exp(-BOUND))
 
     def bound(name: str) -> float | None:
         value = config.optional_number(f"{_MASK}.{name}")
@@ -328,19 +328,19 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     tokens = bound("token_mask_is_threshold_low"), bound("token_mask_is_threshold_high")
     statistic, level = config[f"{_MASK}.sequence_mask_metric"], config[_TIS]
     if outliers != (None, None):
-        found.append(TermWeight(kind="outlier", low=outliers[0], high=outliers[1]))
+        gates.append(TermWeight(kind="outlier", low=outliers[0], high=outliers[1]))
     if None not in tokens:
-        found.append(TermWeight(kind="importance", low=tokens[0], high=tokens[1], outside="zero", indicator=True))
+        gates.append(TermWeight(kind="importance", low=tokens[0], high=tokens[1], outside="zero", indicator=True))
     if level == "token":
-        found.append(replace(weight, high=config.number(f"{_MASK}.token_tis_ratio_clip_high")))
+        gates.append(replace(weight, high=config.number(f"{_MASK}.token_tis_ratio_clip_high")))
     elif level == "sequence":
-        found.append(replace(weight, level="sequence", high=config.number(f"{_MASK}.sequence_tis_ratio_clip_high")))
+        gates.append(replace(weight, level="sequence", high=config.number(f"{_MASK}.sequence_tis_ratio_clip_high")))
     if statistic is not None:
         short = "geo" if statistic == "geometric" else "product"
         mask = replace(weight, level="geometric" if statistic == "geometric" else "sequence")
         low, high = bound(f"{short}_mask_low"), bound(f"{short}_mask_high")
-        found.append(replace(mask, low=low, high=high, outside="zero", indicator=True))
-    return tuple(found)
+        gates.append(replace(mask, low=low, high=high, outside="zero", indicator=True))
+    return tuple(gates)
 
 
 def _unknown_loss(config: Config) -> str:

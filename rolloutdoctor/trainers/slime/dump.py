@@ -258,5 +258,5 @@ def _files(path: Path) -> list[Path]:
         return [path] if path.suffix == ".pt" else []
     wanted = re.compile(r"(?!.*(checkpoint|ckpt|model)).*\d.*\.pt")  # but for files of weights
     folders = [folder for folder in (path, path / "rollout_data", path / "train_data") if folder.is_dir()]
-    found = [each for folder in folders for each in folder.iterdir() if wanted.fullmatch(each.name) and each.is_file()]
-    return sorted(found, key=lambda each: natural_key(str(each)))
+    files = [each for folder in folders for each in folder.iterdir() if wanted.fullmatch(each.name) and each.is_file()]
+    return sorted(files, key=lambda each: natural_key(str(each)))

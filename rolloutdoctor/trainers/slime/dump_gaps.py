@@ -27,19 +27,19 @@ class GroupNumbers:
         '2 of the 6 groups numbered before the last rollout are in none of them'
         """
         rollouts = sorted(self._of)
-        whole = rollouts and rollouts == list(range(rollouts[0], rollouts[-1] + 1))
-        if not whole or any(not groups or min(groups) < 0 for groups in self._of.values()):
+        is_complete = rollouts and rollouts == list(range(rollouts[0], rollouts[-1] + 1))
+        if not is_complete or any(not groups or min(groups) < 0 for groups in self._of.values()):
             return None
         # What is begun late may still be under way.
         end = min(self._of[rollouts[-1]])
-        seen = {number for groups in self._of.values() for number in groups if number < end}
-        if not seen:
+        ids = {number for groups in self._of.values() for number in groups if number < end}
+        if not ids:
             return None
-        begun = end - min(seen)
-        if begun == len(seen):
+        begun = end - min(ids)
+        if begun == len(ids):
             return None
         return (
-            f"{begun - len(seen):,} of the {begun:,} groups numbered before the last rollout are in none of them: they "
+            f"{begun - len(ids):,} of the {begun:,} groups numbered before the last rollout are in none of them: they "
             "were begun and not trained. A filter or an abort does that, and up to slime 0.3.1 the fully-async "
             "rollout, which throws away what it completed beyond rollout_batch_size"
         )

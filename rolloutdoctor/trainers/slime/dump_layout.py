@@ -22,15 +22,15 @@ def cuts(train: Mapping[str, object]) -> dict[int, Cut] | None:
     shards, samples = train.get("dp_shards"), train.get("samples")
     if not isinstance(shards, list) or not shards or not isinstance(samples, list):
         return None
-    found: dict[int, Cut] = {}
+    cuts: dict[int, Cut] = {}
     for shard in shards:
         of_shard = _shard(shard) if isinstance(shard, dict) else None
-        if of_shard is None or found.keys() & of_shard.keys():
+        if of_shard is None or cuts.keys() & of_shard.keys():
             return None
-        found |= of_shard
+        cuts |= of_shard
     positions = [sample.get("rollout_position") if isinstance(sample, dict) else None for sample in samples]
-    whole = len(positions) == len(found) and all(_is_count(each) and each in found for each in positions)
-    return found if whole and len(set(positions)) == len(positions) else None
+    is_complete = len(positions) == len(cuts) and all(_is_count(each) and each in cuts for each in positions)
+    return cuts if is_complete and len(set(positions)) == len(positions) else None
 
 
 def _shard(shard: Mapping[str, object]) -> dict[int, Cut] | None:
@@ -43,8 +43,8 @@ def _shard(shard: Mapping[str, object]) -> dict[int, Cut] | None:
     if sorted(index for each in micro_batches for index in each) != list(range(len(partition))):
         return None
     places = [(step, number) for step, count in enumerate(counts) for number in range(count)]
-    found = {partition[index]: place for place, each in zip(places, micro_batches, strict=True) for index in each}
-    return found if len(found) == len(partition) else None
+    by_index = {partition[index]: place for place, each in zip(places, micro_batches, strict=True) for index in each}
+    return by_index if len(by_index) == len(partition) else None
 
 
 def _counts(value: object) -> TypeGuard[Sequence[int]]:

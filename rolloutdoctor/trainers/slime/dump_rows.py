@@ -108,16 +108,16 @@ def _status(train: Mapping[str, Any], where: str) -> str | None:
     return "truncated" if _flag(train["truncated"], f"{where}: truncated") else "completed"
 
 
-def _flag(value: object, what: str) -> bool:
+def _flag(value: object, label: str) -> bool:
     value = plain(value)
     if value is not None and not isinstance(value, (bool, int, float)):
-        raise DataError(f"{what} is {cells.shown(value)} where true or false was expected")
+        raise DataError(f"{label} is {cells.shown(value)} where true or false was expected")
     return bool(value)
 
 
-def _label(value: object, what: str) -> str:
+def _label(value: object, label: str) -> str:
     if not isinstance(value, (str, int)):
-        raise DataError(f"{what} is {cells.shown(value)} where a name or a number was expected")
+        raise DataError(f"{label} is {cells.shown(value)} where a name or a number was expected")
     return str(value).encode("utf-8", "replace").decode()
 
 
@@ -134,19 +134,19 @@ def plain(value: object) -> object:
         return value
 
 
-def integer(value: object, what: str) -> int:
+def integer(value: object, label: str) -> int:
     """Return an integer of 0 or more, which may be a tensor that holds one.
 
     Raises:
-        DataError: if it is anything else; `what` names it in the message.
+        DataError: if it is anything else; `label` names it in the message.
     """
     value = plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise DataError(f"{what} is {cells.shown(value)} where an integer of 0 or more was expected")
+        raise DataError(f"{label} is {cells.shown(value)} where an integer of 0 or more was expected")
     return value
 
 
-def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
+def _numbers(value: object, label: str, dtype: type) -> "np.ndarray | None":
     """One number for each token, from a tensor or a list."""
     if value is None:
         return None
@@ -157,27 +157,27 @@ def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
         if value.dim() == 1 and value.layout is torch.strided and value.device.type == "cpu" and is_real:
             if value.numel() > _LONGEST:
                 # A view may declare any length over a single stored number, and a copy of it would take that memory.
-                raise DataError(f"{what} has {value.numel()} values, more than any response")
+                raise DataError(f"{label} has {value.numel()} values, more than any response")
             value = value.detach().resolve_neg()
             if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
                 value = value.float()
-            return _cast(value.numpy(), what, dtype)
+            return _cast(value.numpy(), label, dtype)
     elif isinstance(value, (list, tuple)) and all(isinstance(each, _allowed(dtype)) for each in value):
         try:
             # What a float32 cannot hold is infinite here.
             with np.errstate(over="ignore"):
                 return np.array(value, dtype)
         except OverflowError:
-            raise DataError(f"{what} holds a number that is too large") from None
-    raise DataError(f"{what} is not one number for each token")
+            raise DataError(f"{label} holds a number that is too large") from None
+    raise DataError(f"{label} is not one number for each token")
 
 
-def _cast(values: np.ndarray, what: str, dtype: type) -> np.ndarray:
+def _cast(values: np.ndarray, label: str, dtype: type) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        found: np.ndarray = values.astype(dtype)
-    if np.issubdtype(dtype, np.integer) and not np.array_equal(found, values):
-        raise DataError(f"{what} holds numbers that are no {np.dtype(dtype)}")
-    return found
+        cast: np.ndarray = values.astype(dtype)
+    if np.issubdtype(dtype, np.integer) and not np.array_equal(cast, values):
+        raise DataError(f"{label} holds numbers that are no {np.dtype(dtype)}")
+    return cast
 
 
 def _allowed(dtype: type) -> tuple[type, ...]:

@@ -50,37 +50,37 @@ def _kl(evaluation: Evaluation) -> dict[str, float]:
 def rollout(evaluation: Evaluation) -> dict[str, float]:
     """Recompute what slime logs of the rollouts, but for their KL."""
     batch, rows, objective = evaluation.batch, evaluation.rows, evaluation.objective
-    found = _lengths_and_ends(batch)
-    whole = objective.context_slices == 1
-    if "entropy" in batch.per_token and batch.tokens and whole and "rollout/entropy" in objective.also_logs:
-        found["rollout/entropy"] = rollout_mean(batch, batch.column("entropy").to(evaluation.dtype))
+    metrics = _lengths_and_ends(batch)
+    is_unsliced = objective.context_slices == 1
+    if "entropy" in batch.per_token and batch.tokens and is_unsliced and "rollout/entropy" in objective.also_logs:
+        metrics["rollout/entropy"] = rollout_mean(batch, batch.column("entropy").to(evaluation.dtype))
     if rows is None:
-        return found
-    found["rollout/raw_reward"] = float(rows.score_N.mean())
-    found["rollout/rewards"] = float(_normalised_rewards(evaluation, rows).mean())
+        return metrics
+    metrics["rollout/raw_reward"] = float(rows.score_N.mean())
+    metrics["rollout/rewards"] = float(_normalised_rewards(evaluation, rows).mean())
     if rows.length_N is None:
-        return found
+        return metrics
     for name in COLUMNS:
         column = "old_log_probs" if name == "log_probs" else name
         if batch.has(column):
-            found[f"rollout/{name}"] = row_means(evaluation, rows, batch.column(column).to(evaluation.dtype))
-    found["rollout/advantages"] = row_means(evaluation, rows, _advantage(evaluation, rows))
-    found["rollout/returns"] = row_means(evaluation, rows, _returns(evaluation, rows))
-    return found
+            metrics[f"rollout/{name}"] = row_means(evaluation, rows, batch.column(column).to(evaluation.dtype))
+    metrics["rollout/advantages"] = row_means(evaluation, rows, _advantage(evaluation, rows))
+    metrics["rollout/returns"] = row_means(evaluation, rows, _returns(evaluation, rows))
+    return metrics
 
 
 def _lengths_and_ends(batch: RolloutBatch) -> dict[str, float]:
     """Recompute what slime logs of response lengths, and of responses that were cut."""
     length_N = batch.rows.diff().double()
-    found = {}
+    metrics = {}
     if batch.per_token:
-        found["rollout/response_lengths"] = float(length_N.mean())
+        metrics["rollout/response_lengths"] = float(length_N.mean())
     before = "response_mask_pre" if "response_mask_pre" in batch.per_token else "response_mask"
     if before in batch.per_token:
         model_N = seg.total(batch.column(before), batch.rows)
         # A removed row keeps its length here, and without the mask before removal that is not known.
         if before == "response_mask_pre" or bool((model_N > 0).all()):
-            found |= {
+            metrics |= {
                 "rollout/response_len/mean": float(model_N.mean()),
                 "rollout/response_len/median": float(model_N.quantile(0.5)),
                 "rollout/response_len/max": float(model_N.max()),
@@ -88,8 +88,8 @@ def _lengths_and_ends(batch: RolloutBatch) -> dict[str, float]:
             }
     if batch.statuses and None not in batch.statuses:
         share = sum(status in TRUNCATED for status in batch.statuses) / len(batch)
-        found |= {"rollout/truncated": share, "rollout/truncated_ratio": share}
-    return found
+        metrics |= {"rollout/truncated": share, "rollout/truncated_ratio": share}
+    return metrics
 
 
 def _advantage(evaluation: Evaluation, rows: RowResult) -> Tensor:
@@ -106,9 +106,9 @@ def _plain(evaluation: Evaluation, rows: RowResult, estimator: str | None = None
     if not rule.whitened and estimator is None:
         return rows
     rule = replace(rule, whitened=False, estimator=estimator or rule.estimator)
-    found = evaluate_rows(evaluation.batch, replace(evaluation.objective, advantage=rule), evaluation.dtype)
-    assert found is not None  # it needs no more than the pass that was made
-    return found
+    plain = evaluate_rows(evaluation.batch, replace(evaluation.objective, advantage=rule), evaluation.dtype)
+    assert plain is not None  # it needs no more than the pass that was made
+    return plain
 
 
 def _normalised_rewards(evaluation: Evaluation, rows: RowResult) -> Tensor:
@@ -116,9 +116,9 @@ def _normalised_rewards(evaluation: Evaluation, rows: RowResult) -> Tensor:
     spec = evaluation.objective.advantage.spec
     if not spec.has_groups:
         return rows.score_N
-    found = _plain(evaluation, rows, None if spec.axis is Axis.ROWS else "grpo").advantage_N
-    assert found is not None
-    return found
+    advantage_N = _plain(evaluation, rows, None if spec.axis is Axis.ROWS else "grpo").advantage_N
+    assert advantage_N is not None
+    return advantage_N
 
 
 def _returns(evaluation: Evaluation, rows: RowResult) -> Tensor:
@@ -136,48 +136,48 @@ def train(evaluation: Evaluation) -> dict[str, float]:
         return {}
     batch, objective, dtype = evaluation.batch, evaluation.objective, evaluation.dtype
     mask_T = batch.column("response_mask")
-    made = sampler_correction_of(batch, objective, tokens.layout.micro_N, dtype)
+    correction = sampler_correction_of(batch, objective, tokens.layout.micro_N, dtype)
     # What the helper rejects is in no number of the loss, and in every number about the rejection.
-    kept_T = mask_T if made is None else made.kept_T
+    kept_T = mask_T if correction is None else correction.kept_T
 
     def reduced(x_T: Tensor, where_T: Tensor) -> float:
         return float((seg.total(torch.where(where_T, x_T, 0.0), batch.rows) * tokens.weight_N).sum())
 
-    found = {"train/pg_loss": evaluation.policy_loss}
+    metrics = {"train/pg_loss": evaluation.policy_loss}
     if objective.entropy_bonus is None:
-        found["train/loss"] = evaluation.loss
+        metrics["train/loss"] = evaluation.loss
     for name, sum_N in (("ppo_kl", tokens.drift_N), ("pg_clipfrac", tokens.clipped_N)):
         if sum_N is not None:
-            found[f"train/{name}"] = float((sum_N * tokens.weight_N).sum())
+            metrics[f"train/{name}"] = float((sum_N * tokens.weight_N).sum())
     if objective.kl_loss is not None:
-        found["train/kl_loss"] = float((tokens.kl_N * evaluation.in_scope(objective.kl) * tokens.weight_N).sum())
+        metrics["train/kl_loss"] = float((tokens.kl_N * evaluation.in_scope(objective.kl) * tokens.weight_N).sum())
     if "entropy" in batch.per_token:
-        found["train/entropy_loss"] = reduced(batch.column("entropy"), kept_T)
+        metrics["train/entropy_loss"] = reduced(batch.column("entropy"), kept_T)
     policy_T, old_T = (
         torch.where(mask_T, batch.column(name).to(dtype), 0.0) for name in ("policy_log_probs", objective.surrogate.old)
     )
     if "rollout_log_probs" in batch.per_token:
         sampler_T = batch.column("rollout_log_probs").to(dtype)
         compared_T = policy_T if objective.surrogate.old == "rollout_log_probs" else old_T
-        found["train/train_rollout_logprob_abs_diff"] = reduced((compared_T - sampler_T).abs(), kept_T)
-    given = TokenInputs(policy_T, old_T, policy_T - old_T, policy_T, seg.Runs(batch.rows))
-    if made is not None or any(gate.kind == "importance" for gate in objective.gates):
-        log_ratio_T = given.log_ratio_T
+        metrics["train/train_rollout_logprob_abs_diff"] = reduced((compared_T - sampler_T).abs(), kept_T)
+    inputs = TokenInputs(policy_T, old_T, policy_T - old_T, policy_T, seg.Runs(batch.rows))
+    if correction is not None or any(gate.kind == "importance" for gate in objective.gates):
+        log_ratio_T = inputs.log_ratio_T
         if objective.surrogate.level == "sequence":
-            log_ratio_T = given.expand(given.row_sum(log_ratio_T) / _lengths(rows))
-        found["train/ois"] = reduced(log_ratio_T.exp(), mask_T)
-    if made is not None:
-        found |= {f"train/mis_{name}": reduced(x_T.double(), mask_T) for name, x_T in made.metrics.items()}
+            log_ratio_T = inputs.expand(inputs.row_sum(log_ratio_T) / _lengths(rows))
+        metrics["train/ois"] = reduced(log_ratio_T.exp(), mask_T)
+    if correction is not None:
+        metrics |= {f"train/mis_{name}": reduced(x_T.double(), mask_T) for name, x_T in correction.metrics.items()}
     for gate in objective.gates:
         if gate.kind == "importance":
             log_T = batch.column(gate.of).to(dtype) - batch.column(gate.against).to(dtype)
             free_T = torch.where(mask_T, log_T, 0.0).exp()
-            found["train/tis"] = reduced(free_T, mask_T)
-            found["train/tis_clipfrac"] = reduced((weights(log_T, given, gate) != free_T).double(), mask_T)
-            found["train/tis_abs"] = reduced((free_T - 1).abs(), mask_T)
+            metrics["train/tis"] = reduced(free_T, mask_T)
+            metrics["train/tis_clipfrac"] = reduced((weights(log_T, inputs, gate) != free_T).double(), mask_T)
+            metrics["train/tis_abs"] = reduced((free_T - 1).abs(), mask_T)
         else:
-            found["train/opsm_clipfrac"] = _opsm(evaluation, rows, tokens, gate)
-    return found
+            metrics["train/opsm_clipfrac"] = _opsm(evaluation, rows, tokens, gate)
+    return metrics
 
 
 def _opsm(evaluation: Evaluation, rows: RowResult, tokens: TokenSums, gate: TermWeight) -> float:

@@ -272,11 +272,11 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     Raises:
         UsageError: for combinations that slime itself refuses.
     """
-    found = []
+    gates = []
     sampler = bool(config["use_rollout_logprobs"])
     if config["use_opsm"]:
         against: Literal["rollout_log_probs", "old_log_probs"] = "rollout_log_probs" if sampler else "old_log_probs"
-        found.append(TermWeight(kind="off_policy", against=against, high=config.number("opsm_delta")))
+        gates.append(TermWeight(kind="off_policy", against=against, high=config.number("opsm_delta")))
     if config["use_tis"] and sampler:
         raise UsageError("use_tis and use_rollout_logprobs are both true, and slime allows only one of them")
     function = config["custom_tis_function_path"]
@@ -284,8 +284,8 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         raise UsageError("get_mismatch_metrics needs custom_tis_function_path; slime requires it too")
     if (config["use_tis"] or config["get_mismatch_metrics"]) and function != MIS:
         low, high = config.number("tis_clip_low"), config.number("tis_clip")
-        found.append(TermWeight(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))
-    return tuple(found)
+        gates.append(TermWeight(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))
+    return tuple(gates)
 
 
 def group_size(config: Config, split: str) -> int | None:

@@ -48,8 +48,8 @@ class TrlCompletions:
         files = _files(path)
         if not files or not _has_columns(files[0]):
             return None
-        what = "file is" if path.is_file() else "directory holds"
-        return f"the {what} completions_*.parquet with the columns step, prompt, completion and advantage"
+        subject = "file is" if path.is_file() else "directory holds"
+        return f"the {subject} completions_*.parquet with the columns step, prompt, completion and advantage"
 
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Find the scheme from all files first, then stream them in the order of their steps."""
@@ -67,20 +67,20 @@ class TrlCompletions:
         for (step, split), entry in history.items():
             sink.log(step, split, entry)
         done = 0
-        seen: list[File] = []
+        sampled: list[File] = []
         for source in paths:
             file = _read(source, text=False)
             # A few hundred files settle it; more would only cost memory.
-            if file.step not in evaluations and len(seen) < 200:
-                seen.append(file)
+            if file.step not in evaluations and len(sampled) < 200:
+                sampled.append(file)
             done += Path(source.path).stat().st_size
             sink.advance(done, total)
-        scheme = find_scheme(seen, options.columns.get("reward"))
+        scheme = find_scheme(sampled, options.columns.get("reward"))
         for text in scheme.notes:
             sink.note(text)
         unknown = {"splits_unknown": True} if logs is None else {}
         sink.begin(RunMetadata("trl", None, scheme.config(), recording=unknown))
-        writer = _Writer(sink, scheme, evaluations, history, max(file.rows for file in seen) if seen else 0)
+        writer = _Writer(sink, scheme, evaluations, history, max(file.rows for file in sampled) if sampled else 0)
         for source in paths:
             writer.add(_read(source, text=True))
             done += Path(source.path).stat().st_size
@@ -110,9 +110,9 @@ class _Writer:
             return
         cut = file.rows
         if file.step in self.evaluations:
-            found = split_point(file, self.evaluations[file.step], self.scheme)
-            self._unclear += found is None
-            cut = found or 0
+            point = split_point(file, self.evaluations[file.step], self.scheme)
+            self._unclear += point is None
+            cut = point or 0
         before, before_key = self._before, self._before_key
         self._before = same
         if cut:
@@ -176,9 +176,9 @@ def _files(path: Path) -> list[Path]:
         return [path] if _NAME.fullmatch(path.name) else []
     for folder in (path, path / "completions"):
         if folder.is_dir():
-            found = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name) and entry.is_file()]
-            if found:
-                return sorted(found, key=lambda entry: natural_key(entry.name))
+            files = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name) and entry.is_file()]
+            if files:
+                return sorted(files, key=lambda entry: natural_key(entry.name))
     return []
 
 
@@ -189,14 +189,16 @@ def _has_columns(path: Path) -> bool:
 
 
 def _sources(sources: Sequence[Source]) -> list[Source]:
-    found = []
+    expanded = []
     for source in sources:
         paths = _files(Path(source.path))
         if not paths:
             raise InputError(f"{source.name}: no completions_*.parquet there; give TRL's completions directory")
         is_file = Path(source.path).is_file()
-        found += [source if is_file else Source(str(path), f"{source.name.rstrip('/')}/{path.name}") for path in paths]
-    return sorted(found, key=lambda each: natural_key(Path(each.path).name))
+        expanded += [
+            source if is_file else Source(str(path), f"{source.name.rstrip('/')}/{path.name}") for path in paths
+        ]
+    return sorted(expanded, key=lambda each: natural_key(Path(each.path).name))
 
 
 def _trainer_state(first: Source, notes: ReaderNotes) -> Mapping[StepKey, Mapping[str, float]] | None:

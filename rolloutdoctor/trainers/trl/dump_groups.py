@@ -47,9 +47,9 @@ class File:
             DataError: if the file has no such column, or it holds something else.
         """
         if name not in self.numbers:
-            what = f"holds {self.kinds[name]}" if name in self.kinds else "is absent"
+            state = f"holds {self.kinds[name]}" if name in self.kinds else "is absent"
             raise DataError(
-                f"{self.name}: the reward column {name} {what}, and holds numbers in other files; convert the files "
+                f"{self.name}: the reward column {name} {state}, and holds numbers in other files; convert the files "
                 "with the same columns together, or say with --map reward=... which columns to read"
             )
         return self.numbers[name]
@@ -91,34 +91,34 @@ class Scheme:
 
     def config(self) -> dict[str, object]:
         """Options of TRL that the advantages prove."""
-        found: dict[str, object] = {}
+        options: dict[str, object] = {}
         if self.scale is not None:
-            found = {"num_generations": self.size, "scale_rewards": self.scale}
-        return found
+            options = {"num_generations": self.size, "scale_rewards": self.scale}
+        return options
 
 
-def find_scheme(files: Sequence[File], given: str | None) -> Scheme:
+def find_scheme(files: Sequence[File], expression: str | None) -> Scheme:
     """Find the group size, the reward columns and the scaling that reproduce the advantages of every file.
 
     Args:
         files: training files.
-        given: what the user said the reward is, a weighted sum of columns.
+        expression: what the user said the reward is, a weighted sum of columns.
 
     Raises:
-        UsageError: if `given` names a column that no file has.
+        UsageError: if `expression` names a column that no file has.
         DataError: if a column of rewards is not in every file.
     """
     names = tuple(dict.fromkeys(name for file in files for name in file.numbers))
-    if given is None:
+    if expression is None:
         for name in names:
             for file in files:
                 file.scores(name)
     sums = [dict.fromkeys(names[:count], 1.0) for count in range(1, len(names) + 1)]
-    if given is not None:
-        weights = reward_expression(given)
+    if expression is not None:
+        weights = reward_expression(expression)
         for name in weights:
             if name not in names:
-                raise UsageError(f"--map reward={given}: no column {name!r} of numbers{nearest(name, names)}")
+                raise UsageError(f"--map reward={expression}: no column {name!r} of numbers{nearest(name, names)}")
         for name in weights:
             for file in files:
                 file.scores(name)
@@ -144,14 +144,14 @@ def find_scheme(files: Sequence[File], given: str | None) -> Scheme:
                     f"(scale_rewards {' or '.join(scales)})",
                 ),
             )
-    plain = sums[0] if given is not None else dict.fromkeys(names, 1.0)
+    plain = sums[0] if expression is not None else dict.fromkeys(names, 1.0)
     if _says_nothing(files, plain, common):
         words = (
             f"no two responses to a prompt have different rewards, so that every advantage is 0 and any weighting of "
             f"{', '.join(plain)} reproduces it; groups are runs of equal prompts"
         )
         return Scheme(common if common > 1 else None, plain, None, tuple(plain), (words,))
-    return _unconfirmed(names, sums[0] if given is not None or len(names) == 1 else {}, common)
+    return _unconfirmed(names, sums[0] if expression is not None or len(names) == 1 else {}, common)
 
 
 def _says_nothing(files: Sequence[File], weights: Mapping[str, float], size: int) -> bool:
@@ -216,16 +216,16 @@ def _gives(reward: np.ndarray, size: int, scale: str, logged: np.ndarray) -> boo
 
 
 def _nanmean(x: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(x)
-    count = known.sum(1, keepdims=True)
-    mean: np.ndarray = np.where(known, x, 0.0).sum(1, keepdims=True) / np.where(count > 0, count, np.nan)
+    is_known = ~np.isnan(x)
+    count = is_known.sum(1, keepdims=True)
+    mean: np.ndarray = np.where(is_known, x, 0.0).sum(1, keepdims=True) / np.where(count > 0, count, np.nan)
     return mean
 
 
 def _nanstd(x: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(x)
-    count = known.sum(1, keepdims=True)
-    squares = np.where(known, (x - _nanmean(x)) ** 2, 0.0).sum(1, keepdims=True)
+    is_known = ~np.isnan(x)
+    count = is_known.sum(1, keepdims=True)
+    squares = np.where(is_known, (x - _nanmean(x)) ** 2, 0.0).sum(1, keepdims=True)
     deviation: np.ndarray = np.sqrt(squares / np.where(count > 1, count - 1, np.nan))
     return deviation
 
@@ -241,17 +241,17 @@ def split_point(file: File, evaluation: Mapping[str, float | None], scheme: Sche
         return None
     prompts = round(seconds * rate)
     runs = file.runs(0, file.rows)
-    found = set()
+    points = set()
     for each in sorted(set(runs)):
         rows = prompts * each
         if rows >= file.rows:
             if all(length == each for length in runs[1:]) and runs[0] <= each:
-                found.add(0)
+                points.add(0)
         elif len(runs) >= prompts and all(length == each for length in runs[-prompts:]):
             before = file.runs(0, file.rows - rows)
             if scheme.size is None or all(length % scheme.size == 0 for length in before[1:]):
-                found.add(file.rows - rows)
-    return found.pop() if len(found) == 1 else None
+                points.add(file.rows - rows)
+    return points.pop() if len(points) == 1 else None
 
 
 def reward_expression(text: str) -> dict[str, float]:

@@ -48,13 +48,13 @@ def applied_coefs(config: Config, logged: "StepMetrics") -> "StepMetrics":
 
     if "use_adaptive_entropy" not in config.settings or not config["use_adaptive_entropy"]:
         return {}
-    left = {key.step: found["entropy_coef"] for key, found in logged.items() if "entropy_coef" in found}
+    left = {key.step: metrics["entropy_coef"] for key, metrics in logged.items() if "entropy_coef" in metrics}
     left[0] = config.number("entropy_coef")
     applied = {1: 0.0}
     for step in sorted(left):
-        found = None if step - 1 not in left else _applied_after(left[step - 1], left[step], config)
-        if found is not None:
-            applied[step + 1] = found
+        coefficient = None if step - 1 not in left else _applied_after(left[step - 1], left[step], config)
+        if coefficient is not None:
+            applied[step + 1] = coefficient
     steps = {key: key.step + (key.split == EVAL) for key in logged}
     return {key: {APPLIED: applied[step]} for key, step in steps.items() if step in applied}
 

@@ -82,7 +82,7 @@ def objective(config: Config) -> Objective:
     length = config.optional_number("max_completion_length")
     if mode == "micro-batch-fixed-length" and length is None:
         raise UsageError(f"loss_type = {loss_type} divides by max_completion_length: set it to a whole number")
-    beta, found = config.number("beta"), gates(config)
+    beta, term_weights = config.number("beta"), gates(config)
     named = config.word("multi_objective_aggregation") == "normalize_then_sum"
     weights = cast("tuple[float, ...] | None", config["reward_weights"])
     level = cast(Literal["token", "sequence"], config.word("importance_sampling_level"))
@@ -118,11 +118,11 @@ def objective(config: Config) -> Objective:
             estimator="k3", coef=beta, ratio_weighted=bool(config["use_bias_correction_kl"]), ratio_level=level
         ),
         entropy_bonus=entropy_bonus(config),
-        gates=found,
+        gates=term_weights,
         reward_weights=weights,
         baseline_rows=baseline_rows(version),
         metric_columns=METRIC_COLUMNS,
-        unknown_loss="; ".join(_losses_not_computed(config, found)),
+        unknown_loss="; ".join(_losses_not_computed(config, term_weights)),
     )
 
 
@@ -174,7 +174,7 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
     Raises:
         UsageError: if bounds of weights contradict each other.
     """
-    found = []
+    term_weights = []
     # Before 1.11.0 a sampler that gives no log-prob for a token ends the run.
     lenient = config.version >= (1, 11)
     threshold = config.optional_number("off_policy_mask_threshold")
@@ -182,10 +182,10 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
         against: Literal["rollout_log_probs", "old_log_probs"]
         sampled = config["use_vllm"] and config.version >= (0, 27, 1)
         against = "rollout_log_probs" if sampled else "old_log_probs"
-        found.append(TermWeight(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
+        term_weights.append(TermWeight(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
     share = config.number("top_entropy_quantile")
     if share < 1:
-        found.append(TermWeight(kind="high_entropy", high=share, of_rank=config.version < (0, 21)))
+        term_weights.append(TermWeight(kind="high_entropy", high=share, of_rank=config.version < (0, 21)))
     if config["use_vllm"] and config["vllm_importance_sampling_correction"]:
         level, _, outside = config.word("vllm_importance_sampling_mode").partition("_")
         low = config.optional_number("vllm_importance_sampling_clip_min")
@@ -199,7 +199,7 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
                 "a *_truncate vllm_importance_sampling_mode needs vllm_importance_sampling_clip_min or _clip_max"
             )
         inside = LOSS_TYPES[config.word("loss_type")].weighs_rows
-        found.append(
+        term_weights.append(
             TermWeight(
                 kind="importance",
                 level=cast(Literal["token", "sequence"], level),
@@ -210,17 +210,17 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
                 inside=inside,
             )
         )
-    return tuple(found)
+    return tuple(term_weights)
 
 
-def _losses_not_computed(config: Config, found: tuple[TermWeight, ...]) -> Iterator[str]:
+def _losses_not_computed(config: Config, term_weights: tuple[TermWeight, ...]) -> Iterator[str]:
     """Yield why the loss is not computed: a fused one, or padding that enters it, whose width is not in the rows."""
     kernel = config["use_liger_kernel"] and (0, 25) <= config.version < (1, 14)
     if kernel or config["use_liger_loss"]:
         name = "use_liger_kernel" if kernel else "use_liger_loss"
         yield unknown_loss(f"{name} = True", "the fused loss of TRL before 1.14.0 was not compared")
     loss_type = LOSS_TYPES[config.word("loss_type")]
-    per_token = any(gate.kind != "off_policy" and gate.level == "token" for gate in found)
+    per_token = any(gate.kind != "off_policy" and gate.level == "token" for gate in term_weights)
     by_token = config.word("importance_sampling_level") == "token" or config.number("beta") != 0 or per_token
     if loss_type.aggregation == "micro-batch-row-sum" and config.version < (1, 10) and by_token:
         yield unknown_loss(
@@ -228,14 +228,14 @@ def _losses_not_computed(config: Config, found: tuple[TermWeight, ...]) -> Itera
             "unless it has one term per row (importance_sampling_level = sequence, beta = 0, no weight or mask per "
             "token) it takes the mean over padded cells, and the width of the padding is not in the rows",
         )
-    yield from padding_in_weights(config, found)
+    yield from padding_in_weights(config, term_weights)
 
 
-def padding_in_weights(config: Config, found: tuple[TermWeight, ...]) -> Iterator[str]:
+def padding_in_weights(config: Config, term_weights: tuple[TermWeight, ...]) -> Iterator[str]:
     """Yield why the loss is not computed where a bound of a weight of rows counts padded cells."""
     if any(
         gate.inside and ((gate.low is not None and gate.low > 1) or (gate.high is not None and gate.high < 1))
-        for gate in found
+        for gate in term_weights
     ):
         yield unknown_loss(
             "a bound of the importance weight that leaves out one",
@@ -290,7 +290,7 @@ QUANTITIES = {
     "sampling/*": "sampler_gap",
     "clip_ratio/*_mean": "clip_share",
     "clip_ratio/*": "clip_extreme",
-    **{name: quantity for one in LOSS_TYPES.values() for name, quantity in one.logs.items()},
+    **{name: quantity for loss_type in LOSS_TYPES.values() for name, quantity in loss_type.logs.items()},
 }
 """Kinds of its metrics, as far as they are no means of values of one sign."""
 
@@ -325,8 +325,8 @@ TRAINER = Trainer(
             Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True, since="0.16"),
             *(
                 Trace(metric, "loss_type", partial(eq, name), f"with loss_type = {name}", value=name)
-                for name, one in LOSS_TYPES.items()
-                for metric in one.logs
+                for name, loss_type in LOSS_TYPES.items()
+                for metric in loss_type.logs
             ),
             Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true", value=True),
         ),

@@ -78,7 +78,7 @@ def _of_update(evaluation: Evaluation, groups: Mapping[str, _OfCounts]) -> dict[
         del named["entropy"]
     if counts.release < (0, 17):
         # 0.16 has a share of the tokens that the clip leaves alone, `clip_ratio`, and nothing before.
-        named = {name: found for name, found in named.items() if name in ("loss", "kl")}
+        named = {name: compute for name, compute in named.items() if name in ("loss", "kl")}
     return {prefix: partial(metrics_of, evaluation, tokens, counts) for prefix, metrics_of in named.items()}
 
 
@@ -132,13 +132,13 @@ def _row_weight(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> 
 
 def _correction(evaluation: Evaluation) -> dict[str, float]:
     """Recompute the metrics of sampler against trainer, where the loss is corrected for it."""
-    rows, found = evaluation.rows, dict[str, float]()
+    rows, metrics = evaluation.rows, dict[str, float]()
     if evaluation.tokens is None or rows is None or rows.length_N is None:
-        return found
+        return metrics
     for gate in evaluation.objective.gates:
         if gate.kind == "importance":
-            found |= _sampling(evaluation, gate, _generations(evaluation))
-    return found
+            metrics |= _sampling(evaluation, gate, _generations(evaluation))
+    return metrics
 
 
 def loss_of(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
@@ -251,7 +251,7 @@ class Counts:
         optim_F = optim_F.scatter_reduce(0, forward_N, self.layout.optim_N, "amax")
         found_F = torch.where(found_F == none, math.nan, found_F)
         mean = torch.nanmean if self.release >= (1, 0) else torch.mean
-        return float(torch.stack([mean(found_F[optim_F == one]) for one in torch.unique(optim_F)]).nanmean())
+        return float(torch.stack([mean(found_F[optim_F == update]) for update in torch.unique(optim_F)]).nanmean())
 
     def _over_forwards(self, x_N: Tensor) -> float:
         # Every micro-batch has the same say, however many rows it has.
@@ -282,30 +282,30 @@ def of_generation(evaluation: Evaluation) -> dict[str, Group]:
     if rows is None or batch.groups is None:
         return {}
     release = release_of(evaluation)
-    found: dict[str, Group] = {"reward": partial(_rewards, evaluation, rows)}
+    metrics: dict[str, Group] = {"reward": partial(_rewards, evaluation, rows)}
     if release >= (0, 18):
-        found["frac_reward_zero_std"] = partial(_zero_std, evaluation, rows)
+        metrics["frac_reward_zero_std"] = partial(_zero_std, evaluation, rows)
     name = "completion" if release < (0, 17) else "completions/"
-    return found | {name: partial(_completions, evaluation)}
+    return metrics | {name: partial(_completions, evaluation)}
 
 
 def _rewards(evaluation: Evaluation, rows: RowResult) -> dict[str, float]:
     """Mean and deviation of the reward and of each of its parts, means over generation batches."""
     batch, release = evaluation.batch, release_of(evaluation)
     over = partial(_over, _generations(evaluation), release=release)
-    found = {}
+    metrics = {}
     reward_N = _logged_reward(evaluation, rows)
     if reward_N is not None:
-        found["reward"], found["reward_std"] = over(_mean, reward_N), over(_std, reward_N)
+        metrics["reward"], metrics["reward_std"] = over(_mean, reward_N), over(_std, reward_N)
     if release < (0, 27):
-        found["reward_std"] = over(_mean, _stds(evaluation, rows))
+        metrics["reward_std"] = over(_mean, _stds(evaluation, rows))
     for name, each_N in batch.rewards.items():
         each_N = each_N.to(evaluation.dtype).double()
         if release < (0, 17):
-            found[f"rewards/{name}"] = over(_mean, each_N)
+            metrics[f"rewards/{name}"] = over(_mean, each_N)
             continue
-        found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = over(_mean, each_N), over(_std, each_N)
-    return found
+        metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = over(_mean, each_N), over(_std, each_N)
+    return metrics
 
 
 def _logged_reward(evaluation: Evaluation, rows: RowResult) -> Tensor | None:
@@ -376,26 +376,26 @@ def _completions(evaluation: Evaluation) -> dict[str, float]:
     cut_N = None
     if batch.statuses and all(status in ENDS for status in batch.statuses):
         cut_N = torch.tensor([ENDS[str(status)] for status in batch.statuses], device=batch.device)
-    found: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
     for part in parts:
         if length_N is not None:
-            _append(found, "completions/{}_length", length_N[part])
+            _append(metrics, "completions/{}_length", length_N[part])
         if cut_N is not None:
             share = float(cut_N[part].double().mean())
             if (0, 18) <= release < (0, 18, 2):
                 # The completions of all ranks that ended are divided by those of one rank.
                 share = 1 - (1 - share) * len(list(_ranks(evaluation, part)))
-            found.setdefault("completions/clipped_ratio", []).append(share)
+            metrics.setdefault("completions/clipped_ratio", []).append(share)
         if cut_N is not None and length_N is not None:
             ended_N = length_N[part & ~cut_N]
             # Without any the metric is 0.
-            _append(found, "completions/{}_terminated_length", ended_N if len(ended_N) else ended_N.new_zeros(1))
-    return {name: nanmean(values) for name, values in found.items()}
+            _append(metrics, "completions/{}_terminated_length", ended_N if len(ended_N) else ended_N.new_zeros(1))
+    return {name: nanmean(values) for name, values in metrics.items()}
 
 
-def _append(found: dict[str, list[float]], name: str, length_N: Tensor) -> None:
+def _append(metrics: dict[str, list[float]], name: str, length_N: Tensor) -> None:
     for word, value in (("mean", length_N.mean()), ("min", length_N.min()), ("max", length_N.max())):
-        found.setdefault(name.format(word), []).append(float(value))
+        metrics.setdefault(name.format(word), []).append(float(value))
 
 
 def _completion_lengths(evaluation: Evaluation) -> Tensor | None:
@@ -446,12 +446,12 @@ def _sampling(
     mask_T = batch.column("response_mask")
     trainer_V, sampler_V = (batch.column(name)[mask_T].to(dtype) for name in ("old_log_probs", gate.against))
     difference_V = trainer_V - sampler_V
-    given = TokenInputs(trainer_V, sampler_V, difference_V, trainer_V, seg.Runs(batch.trained))
-    weight = weights(difference_V, given, gate)
+    inputs = TokenInputs(trainer_V, sampler_V, difference_V, trainer_V, seg.Runs(batch.trained))
+    weight = weights(difference_V, inputs, gate)
     gap_V = difference_V.abs()
     if nan_is_zero:
         gap_V = gap_V.nan_to_num(nan=0.0, posinf=math.inf)
-    found: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
     for part_N in parts:
         gaps, ratios = [], []
         for here_N in _ranks(evaluation, part_N):
@@ -462,23 +462,23 @@ def _sampling(
             ratios.append(ratio if len(ratio) else ratio.new_zeros(1))
         names = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
         for name, values in zip(names, (gaps, ratios), strict=True):
-            found.setdefault(f"{name}/mean", []).append(nanmean([float(each.double().mean()) for each in values]))
-            found.setdefault(f"{name}/max", []).append(max(float(each.max()) for each in values))
-        found.setdefault(f"{names[1]}/min", []).append(min(float(each.min()) for each in ratios))
-    return {name: nanmean(values) for name, values in found.items()}
+            metrics.setdefault(f"{name}/mean", []).append(nanmean([float(each.double().mean()) for each in values]))
+            metrics.setdefault(f"{name}/max", []).append(max(float(each.max()) for each in values))
+        metrics.setdefault(f"{names[1]}/min", []).append(min(float(each.min()) for each in ratios))
+    return {name: nanmean(values) for name, values in metrics.items()}
 
 
 def _mean(x_N: Tensor) -> float:
-    known = x_N[~x_N.isnan()]
-    return float(known.mean()) if len(known) else math.nan
+    x_n = x_N[~x_N.isnan()]
+    return float(x_n.mean()) if len(x_n) else math.nan
 
 
 def _std(x_N: Tensor) -> float:
-    known = x_N[~x_N.isnan()]
-    return float(known.std()) if len(known) > 1 else math.nan
+    x_n = x_N[~x_N.isnan()]
+    return float(x_n.std()) if len(x_n) > 1 else math.nan
 
 
 def nanmean(values: list[float]) -> float:
     """Mean of the values that are not NaN, as TRL averages what it logged since the last line."""
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    finite = [value for value in values if not math.isnan(value)]
+    return sum(finite) / len(finite) if finite else math.nan

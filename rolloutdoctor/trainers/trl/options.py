@@ -17,7 +17,7 @@ OPTIONS = (
         choices=tuple(LOSS_TYPES),
         changes=(("0.16", "grpo"), ("0.22", "bnpo")),
         since="0.17",
-        values_since={name: one.since for name, one in LOSS_TYPES.items()},
+        values_since={name: loss_type.since for name, loss_type in LOSS_TYPES.items()},
     ),
     Option("beta", "number", 0.0, "coefficient of the KL term in the loss", low=0, changes=(("0.19", 0.04),)),
     Option(

@@ -15,7 +15,7 @@ _ZOO = "unsloth_zoo/rl_replacements.py, grpo_compute_loss"
 
 # fmt: off
 NAMES: tuple[MetricName, ...] = (
-    *(replace(one, since="") for one in (*trl.GENERATION, *trl.FUNCTIONS)),
+    *(replace(metric, since="") for metric in (*trl.GENERATION, *trl.FUNCTIONS)),
     MetricName("reward_std", "reward_std",
         "mean over groups of their std (n - 1) up to TRL 0.26, std over all completions above",
         "trl/trainer/grpo_trainer.py, _generate_and_score_completions"),
@@ -24,7 +24,7 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("kl", "kl",
         "mean over the rows of rank 0 of the mean k3 over their tokens, then over chunks; NaN where a row has no "
         "token, 0 with beta 0", _ZOO, zero_when_off=True, before_update=True),
-    *(replace(one, source=_LOSS, since="") for one in trl.CLIPS),
+    *(replace(metric, source=_LOSS, since="") for metric in trl.CLIPS),
     MetricName("sampling/sampling_logp_difference/mean", "sampler_logp_gap",
         "mean of the absolute difference over all cells of a rank, padding as 0, then over ranks: diluted by padding",
         _LOSS),

@@ -69,8 +69,8 @@ RELEASES = {
 """What came with a release of unsloth-zoo, or of Unsloth itself."""
 
 
-def _has(config: Config, what: str) -> bool:
-    option, since = RELEASES[what]
+def _has(config: Config, feature: str) -> bool:
+    option, since = RELEASES[feature]
     return parse_version(config.word(option)) >= parse_version(since)
 
 
@@ -167,7 +167,7 @@ def objective(config: Config) -> Objective:
         surrogate = replace(surrogate, clip_high=_DAPO_HIGH)
     multipliers = gates(config, base)
     excludes = bool(config[_EXCLUDE]) and _has(config, "weights of rows") and loss_type in _EXCLUDED_OF
-    found = replace(
+    objective = replace(
         base,
         trainer="unsloth",
         advantage=replace(base.advantage, scale="none")
@@ -184,9 +184,9 @@ def objective(config: Config) -> Objective:
         or "; ".join(trl.padding_in_weights(config, multipliers)),
     )
     if not excludes:
-        return found
-    scopes = {name: getattr(found, name).leaving_out(RowSet.ZERO_STD) for name in ("policy", "kl", "denominator")}
-    return replace(found, **scopes)
+        return objective
+    scopes = {name: getattr(objective, name).leaving_out(RowSet.ZERO_STD) for name in ("policy", "kl", "denominator")}
+    return replace(objective, **scopes)
 
 
 _EXCLUDED_OF = ("bnpo", "dapo", "cispo", "vespo")
@@ -201,10 +201,15 @@ def _refuse(config: Config, loss_type: str) -> None:
             "null"
         )
     mode = config.word("vllm_importance_sampling_mode")
-    for name, what in (("loss_type", f"loss_type = {loss_type}"), ("", f"vllm_importance_sampling_mode = {mode[:9]}")):
-        if what in RELEASES and not _has(config, what):
-            words = what if name else f"vllm_importance_sampling_mode = {mode}"
-            raise UsageError(f"{words} came with unsloth-zoo {RELEASES[what][1]}, and the run has {config.word(_ZOO)}")
+    for name, feature in (
+        ("loss_type", f"loss_type = {loss_type}"),
+        ("", f"vllm_importance_sampling_mode = {mode[:9]}"),
+    ):
+        if feature in RELEASES and not _has(config, feature):
+            words = feature if name else f"vllm_importance_sampling_mode = {mode}"
+            raise UsageError(
+                f"{words} came with unsloth-zoo {RELEASES[feature][1]}, and the run has {config.word(_ZOO)}"
+            )
 
 
 def _aggregation(config: Config, *, of_rows: bool, masks: bool, excludes: bool) -> Aggregation:
@@ -257,10 +262,10 @@ def _entropy_bonus(config: Config) -> EntropyBonus | None:
     """TRL's bonus, which 1.9 counts over the generation as 1.8 does."""
     if not _has(config, "top_entropy_quantile and entropy_coef") or config["use_adaptive_entropy"]:
         return None
-    found = entropy_bonus(config)
-    if found is None or found.aggregation.mode != OF_GENERATION:
-        return found
-    return replace(found, aggregation=replace(found.aggregation, mode=f"{OF_GENERATION}-unscaled"))
+    bonus = entropy_bonus(config)
+    if bonus is None or bonus.aggregation.mode != OF_GENERATION:
+        return bonus
+    return replace(bonus, aggregation=replace(bonus.aggregation, mode=f"{OF_GENERATION}-unscaled"))
 
 
 def _padded_mean(config: Config, multipliers: tuple[TermWeight, ...]) -> str:
@@ -290,34 +295,34 @@ def _as_trl(config: Config) -> Config:
         off["top_entropy_quantile"] = 1.0
     if not _has(config, "truncated rows stay masked"):
         off["mask_truncated_completions"] = False
-    settings = {name: replace(one, value=off.get(name, one.value)) for name, one in config.settings.items()}
+    settings = {name: replace(setting, value=off.get(name, setting.value)) for name, setting in config.settings.items()}
     return replace(config, settings=settings)
 
 
 def gates(config: Config, base: Objective) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term, beyond what TRL does without a sampler."""
-    found = list(base.gates)
+    term_weights = list(base.gates)
     threshold = config.optional_number("off_policy_mask_threshold")
     if threshold is not None:
         sampled = config["use_vllm"] and _has(config, "off-policy mask of the sampler")
         against: Literal["rollout_log_probs", "old_log_probs"] = "rollout_log_probs" if sampled else "old_log_probs"
         lenient = config.version >= (1, 11)
-        found.append(TermWeight(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
+        term_weights.append(TermWeight(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
     weighs = config["use_vllm"] and config["vllm_importance_sampling_correction"]
     if weighs and _has(config, "weights against the sampler"):
         cap = config.optional_number("vllm_importance_sampling_cap")
         if not _has(config, "modes of weights"):
             # Every mode was this one.
-            return (*found, TermWeight(kind="importance", high=cap))
+            return (*term_weights, TermWeight(kind="importance", high=cap))
         level, _, outside = config.word("vllm_importance_sampling_mode").partition("_")
         # What TRL refuses of them ends a run of Unsloth too.
-        own = {name: config.settings[name] for name in ("use_vllm", "vllm_importance_sampling_mode")}
-        trl.gates(replace(config, settings={**_as_trl(config).settings, **own}))
+        sampler_settings = {name: config.settings[name] for name in ("use_vllm", "vllm_importance_sampling_mode")}
+        trl.gates(replace(config, settings={**_as_trl(config).settings, **sampler_settings}))
         high = config.optional_number("vllm_importance_sampling_clip_max")
         low = config.optional_number("vllm_importance_sampling_clip_min")
         if cap is not None:
             low, high = 0.0, cap
-        found.append(
+        term_weights.append(
             TermWeight(
                 kind="importance",
                 level=cast("Literal['token', 'sequence', 'geometric']", level),
@@ -328,7 +333,7 @@ def gates(config: Config, base: Objective) -> tuple[TermWeight, ...]:
                 inside=LOSS_TYPES[config.word("loss_type")].weighs_rows,
             )
         )
-    return tuple(found)
+    return tuple(term_weights)
 
 
 def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
@@ -336,16 +341,16 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
     from rolloutdoctor.trainers.lazy import LazyMetrics
     from rolloutdoctor.trainers.trl import metrics as trl_metrics
 
-    found = trl_metrics.of_generation(evaluation)
+    metrics = trl_metrics.of_generation(evaluation)
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
-        return LazyMetrics(found)
+        return LazyMetrics(metrics)
     counts = trl_metrics.Counts(evaluation, rows, tokens, by_rank=True)
-    found |= {"loss": partial(trl_metrics.loss_of, evaluation, tokens, counts)}
-    found |= {"kl": partial(_of_rank, evaluation), "completion_length": partial(_of_rank, evaluation)}
+    metrics |= {"loss": partial(trl_metrics.loss_of, evaluation, tokens, counts)}
+    metrics |= {"kl": partial(_of_rank, evaluation), "completion_length": partial(_of_rank, evaluation)}
     if _SAMPLING in evaluation.objective.also_logs:
-        found |= {"sampling/": partial(trl_metrics.sampling_of_updates, evaluation, tokens.layout.forward_N)}
-    return LazyMetrics(found | {"c": partial(trl_metrics.clips, evaluation, tokens, counts)})
+        metrics |= {"sampling/": partial(trl_metrics.sampling_of_updates, evaluation, tokens.layout.forward_N)}
+    return LazyMetrics(metrics | {"c": partial(trl_metrics.clips, evaluation, tokens, counts)})
 
 
 def _of_rank(evaluation: "Evaluation") -> dict[str, float]:

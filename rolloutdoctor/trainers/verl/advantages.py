@@ -34,10 +34,10 @@ ESTIMATORS = {
 }
 """verl's names to those of `rolloutdoctor.formulas.advantages.table`, in the order in which a log is compared."""
 
-UNGROUPED = tuple(name for name, known in ESTIMATORS.items() if not SPECS[known].has_groups)
+UNGROUPED = tuple(name for name, estimator in ESTIMATORS.items() if not SPECS[estimator].has_groups)
 """Estimators without a group baseline."""
 
-UNDIVIDED = tuple(name for name, known in ESTIMATORS.items() if not SPECS[known].divides)
+UNDIVIDED = tuple(name for name, estimator in ESTIMATORS.items() if not SPECS[estimator].divides)
 """Estimators that divide by no group's standard deviation."""
 
 KL_TYPES = {
@@ -176,7 +176,9 @@ OPTIONS = (
     ),
 )
 
-_PLAIN = tuple(name for name in ESTIMATORS if not any(name in one.only_with.get(_ESTIMATOR, ()) for one in OPTIONS))
+_PLAIN = tuple(
+    name for name in ESTIMATORS if not any(name in option.only_with.get(_ESTIMATOR, ()) for option in OPTIONS)
+)
 """Estimators without an option of their own."""
 
 CHOICES: tuple[Mapping[str, object], ...] = (

@@ -178,27 +178,27 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     from rolloutdoctor.formulas.corrections.mismatch import mismatch_metrics
     from rolloutdoctor.formulas.corrections.rejection import rejection_metrics
 
-    seen = _before_the_loss(evaluation)
-    if seen is None:
+    columns = _before_the_loss(evaluation)
+    if columns is None:
         return {}
-    ratios, trainer_T, sampler_T = seen
+    ratios, trainer_T, sampler_T = columns
     correction = evaluation.objective.correction
-    found: dict[str, Tensor] = {}
+    metrics: dict[str, Tensor] = {}
     if correction.weights is not None:
         weights = importance_weights(ratios, correction.weights)
-        found |= importance_metrics(ratios, correction.weights, weights)
+        metrics |= importance_metrics(ratios, correction.weights, weights)
     if correction.rejections:
-        found |= rejection_metrics(ratios, correction.rejections)
-    found |= mismatch_metrics(ratios, trainer_T, sampler_T)
-    return {f"rollout_corr/{name}": float(x_M) for name, x_M in found.items()}
+        metrics |= rejection_metrics(ratios, correction.rejections)
+    metrics |= mismatch_metrics(ratios, trainer_T, sampler_T)
+    return {f"rollout_corr/{name}": float(x_M) for name, x_M in metrics.items()}
 
 
 def probabilities(evaluation: "Evaluation") -> dict[str, float]:
     """`training/rollout_probs_diff_*` and their correlation, on the same columns."""
     from rolloutdoctor.formulas.corrections.mismatch import probability_metrics
 
-    seen = _before_the_loss(evaluation)
-    return {} if seen is None else {f"training/{name}": x for name, x in probability_metrics(*seen).items()}
+    columns = _before_the_loss(evaluation)
+    return {} if columns is None else {f"training/{name}": x for name, x in probability_metrics(*columns).items()}
 
 
 def _before_the_loss(evaluation: "Evaluation") -> "tuple[LogRatios, Tensor, Tensor] | None":

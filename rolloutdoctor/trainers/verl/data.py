@@ -25,9 +25,9 @@ def lengths(evaluation: "Evaluation") -> dict[str, float]:
     lengths_N = evaluation.batch.rows.diff().double()
     if not len(lengths_N):
         return {}
-    found = _three({"response_length": lengths_N, "response_length_non_aborted": lengths_N[lengths_N > 0]})
-    found["response/aborted_ratio"] = float((lengths_N == 0).double().mean())
-    return found
+    metrics = _three({"response_length": lengths_N, "response_length_non_aborted": lengths_N[lengths_N > 0]})
+    metrics["response/aborted_ratio"] = float((lengths_N == 0).double().mean())
+    return metrics
 
 
 def critic(evaluation: "Evaluation") -> dict[str, float]:
@@ -50,22 +50,22 @@ def critic(evaluation: "Evaluation") -> dict[str, float]:
     if not (evaluation.objective.advantage.drawn and evaluation.objective.kl_reward is not None):
         # With a penalty the rewards are those of rows that were drawn, cut to the length of these.
         named["critic/rewards"] = rows.score_N[filled_N]
-    found = _three(named)
+    metrics = _three(named)
     if _version(evaluation) < (0, 5) and not bool(batch.column("response_mask").all()):
         # Their means are over masked tokens too, of which not every estimator's advantage is 0.
-        return found
-    return found | _trained(evaluation)
+        return metrics
+    return metrics | _trained(evaluation)
 
 
 def _three(named: "Mapping[str, Tensor]") -> dict[str, float]:
     """Mean, largest and smallest value of each, where there are values."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, x in named.items():
         if len(x):
-            found[f"{name}/mean"] = float(x.double().mean())
-            found[f"{name}/max"] = float(x.max())
-            found[f"{name}/min"] = float(x.min())
-    return found
+            metrics[f"{name}/mean"] = float(x.double().mean())
+            metrics[f"{name}/max"] = float(x.max())
+            metrics[f"{name}/min"] = float(x.min())
+    return metrics
 
 
 def _trained(evaluation: "Evaluation") -> dict[str, float]:
@@ -80,29 +80,29 @@ def _trained(evaluation: "Evaluation") -> dict[str, float]:
         return {} if rows.length_N is None else _of_rows(rows.advantage_N, rows.length_N)
     mask_T, estimator = batch.column("response_mask"), TOKEN_ESTIMATORS[rule.estimator]
     estimated = as_estimated(batch, rule)
-    seen = token_scores(estimated, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
+    scores = token_scores(estimated, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
     if rule.drawn:
-        returns_V = drawn_returns(batch, seen, estimator.advantages(seen, rule), rule)[mask_T]
+        returns_V = drawn_returns(batch, scores, estimator.advantages(scores, rule), rule)[mask_T]
     else:
-        returns_V = estimator.returns(seen, rule)
+        returns_V = estimator.returns(scores, rule)
     named = {"critic/advantages": rows.advantage_T[mask_T], "critic/returns": returns_V}
-    if "values" in seen.columns:
+    if "values" in scores.columns:
         named["critic/values"] = batch.column("values")[mask_T].to(evaluation.dtype).double()
-    found = _three(named)
-    if "values" in seen.columns and len(returns_V) > 1:
+    metrics = _three(named)
+    if "values" in scores.columns and len(returns_V) > 1:
         unexplained = (returns_V - named["critic/values"]).var()
-        found["critic/vf_explained_var"] = float(1.0 - unexplained / (returns_V.var() + 1e-5))
-    return found
+        metrics["critic/vf_explained_var"] = float(1.0 - unexplained / (returns_V.var() + 1e-5))
+    return metrics
 
 
 def _of_rows(advantage_N: "Tensor | None", length_N: "Tensor") -> dict[str, float]:
     """Metrics of advantages and returns if all tokens of a row share its advantage, which is the return too."""
     assert advantage_N is not None
     kept_N = length_N > 0
-    found = _three({"critic/advantages": advantage_N[kept_N]})
-    if found:
-        found["critic/advantages/mean"] = float((advantage_N * length_N)[kept_N].sum() / length_N.sum())
-    return found | {name.replace("advantages", "returns"): value for name, value in found.items()}
+    metrics = _three({"critic/advantages": advantage_N[kept_N]})
+    if metrics:
+        metrics["critic/advantages/mean"] = float((advantage_N * length_N)[kept_N].sum() / length_N.sum())
+    return metrics | {name.replace("advantages", "returns"): value for name, value in metrics.items()}
 
 
 def named_rewards(evaluation: "Evaluation") -> dict[str, float]:
@@ -112,13 +112,13 @@ def named_rewards(evaluation: "Evaluation") -> dict[str, float]:
     """
     from rolloutdoctor.evaluation.scores import named_scores
 
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if evaluation.rows is None or not evaluation.objective.advantage.reward_keys or not len(evaluation.batch):
-        return found
+        return metrics
     for key, x_N in named_scores(evaluation.batch, evaluation.objective, evaluation.dtype).items():
-        found |= _three({f"{OF_REWARDS}{key}": x_N})
-        found[f"{OF_REWARDS}{key}/std"] = float(x_N.double().std(correction=0))
-    return found
+        metrics |= _three({f"{OF_REWARDS}{key}": x_N})
+        metrics[f"{OF_REWARDS}{key}/std"] = float(x_N.double().std(correction=0))
+    return metrics
 
 
 def names_of_penalty(evaluation: "Evaluation") -> tuple[str, str]:
@@ -142,9 +142,9 @@ def penalty(evaluation: "Evaluation") -> dict[str, float]:
     if term is None or evaluation.rows is None:
         return {}
     name, of_coefficient = names_of_penalty(evaluation)
-    found = {of_coefficient: term.coef}
+    metrics = {of_coefficient: term.coef}
     kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype) if term.coef != 0 else None
     if kl_T is not None:
         count_N = seg.total(mask_before(batch), batch.rows)
-        found[name] = float((seg.total(kl_T, batch.rows) / (count_N + 1e-8)).mean())
-    return found
+        metrics[name] = float((seg.total(kl_T, batch.rows) / (count_N + 1e-8)).mean())
+    return metrics

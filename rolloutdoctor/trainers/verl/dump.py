@@ -143,8 +143,8 @@ class _Reader:
 
 def trajectory_of(key: str) -> int | None:
     """Return a number for the session of a key ``{uid}_{session}_{output}``; None for other keys."""
-    found = re.fullmatch(r"(?s)(.*_[0-9]+)_[0-9]+", key)
-    return int.from_bytes(_digest(found[1])[:8], "little") >> 1 if found else None
+    match = re.fullmatch(r"(?s)(.*_[0-9]+)_[0-9]+", key)
+    return int.from_bytes(_digest(match[1])[:8], "little") >> 1 if match else None
 
 
 def _group(row: dict[str, object], step: int, groups: Groups) -> str:

@@ -154,9 +154,9 @@ def _refuse(config: Config) -> None:
     Raises:
         UsageError: for the first of them.
     """
-    for what in _not_compared(config):
+    for feature in _not_compared(config):
         shown = ".".join(map(str, config.version))
-        raise UsageError(f"{what} is not computed for verl {shown} (it is from 0.8.0 on)")
+        raise UsageError(f"{feature} is not computed for verl {shown} (it is from 0.8.0 on)")
 
 
 def _not_compared(config: Config) -> Iterator[str]:

@@ -186,7 +186,7 @@ def objective(config: Config) -> Objective:
     )
     aggregation, policy_aggregation = verl_policy.aggregations(config, configured)
     entropy = config.number(f"{_ACTOR}.entropy_coeff")
-    found = Objective(
+    objective = Objective(
         trainer="verl",
         version=".".join(map(str, config.version)),
         advantage=_advantage(config, correction),
@@ -206,7 +206,7 @@ def objective(config: Config) -> Objective:
         policy_correction=None if first_actor else verl_policy.correction(config),
         unknown_loss=unknown,
     )
-    return verl_releases.of_first_actor(config, found) if first_actor else found
+    return verl_releases.of_first_actor(config, objective) if first_actor else objective
 
 
 def _advantage(config: Config, correction: RolloutCorrection) -> AdvantageRule:
@@ -275,17 +275,17 @@ NOT_RECOMPUTED = {
 
 def _actor(evaluation: "Evaluation") -> dict[str, float]:
     """Recompute what the actor logs of its loss."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
-        return found
-    found["actor/pg_loss"] = evaluation.policy_loss
+        return metrics
+    metrics["actor/pg_loss"] = evaluation.policy_loss
     if evaluation.objective.kl_loss is not None:
         in_kl_N = evaluation.in_scope(evaluation.objective.kl)
-        found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
-        found["actor/kl_coef"] = evaluation.objective.kl_loss.coef
+        metrics["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
+        metrics["actor/kl_coef"] = evaluation.objective.kl_loss.coef
     if evaluation.objective.entropy_bonus is None:
-        found["actor/loss"] = evaluation.loss
+        metrics["actor/loss"] = evaluation.loss
     logged = {
         "actor/ppo_kl": tokens.drift_N,
         "actor/pg_clipfrac": tokens.clipped_N,
@@ -293,8 +293,8 @@ def _actor(evaluation: "Evaluation") -> dict[str, float]:
     }
     for name, sum_N in logged.items():
         if sum_N is not None:
-            found[name] = verl_micro.token_mean(name, sum_N, tokens.counted_N, tokens.layout)
-    return found
+            metrics[name] = verl_micro.token_mean(name, sum_N, tokens.counted_N, tokens.layout)
+    return metrics
 
 
 def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
