@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rolloutdoctor.commands.check.runs_of_log import of_worst_run
 from rolloutdoctor.commands.compare.query import compare as _compare
+from rolloutdoctor.commands.diff.ablation import LeftOut
 from rolloutdoctor.commands.diff.query import diff as _diff
 from rolloutdoctor.commands.diff.sides import DiffOptions
-from rolloutdoctor.commands.diff.without import LeftOut
 from rolloutdoctor.commands.export.tables import MeasuredRun
 from rolloutdoctor.commands.export.tables import measure as _measure
 from rolloutdoctor.commands.export.tokens import RecomputeOptions
@@ -26,8 +26,8 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.check import check as _check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.needs import evaluation_columns, need_trainer
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
+from rolloutdoctor.engine.requirements import evaluation_columns, need_trainer
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.io.write.frames import Rows, written
 from rolloutdoctor.objective.objective import Objective

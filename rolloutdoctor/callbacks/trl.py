@@ -112,8 +112,8 @@ class Watch:
         from transformers import TrainerCallback
 
         from rolloutdoctor.commands.follow.follower import Follower
-        from rolloutdoctor.commands.follow.kept import Kept
         from rolloutdoctor.commands.follow.opening import Followed
+        from rolloutdoctor.commands.follow.saved_state import Kept
         from rolloutdoctor.engine.options import CheckOptions
         from rolloutdoctor.opening.dumps import ConvertOptions
         from rolloutdoctor.rules.table import pick

@@ -7,7 +7,7 @@ from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.results.findings import Severity, Skipped
 from rolloutdoctor.rules.base import Context, Judgement
 from rolloutdoctor.rules.table import AnyRule
-from rolloutdoctor.trainers.deciding import Deciding
+from rolloutdoctor.trainers.deciding_options import Deciding
 
 _MOST_NAMED = 3
 """Options that a sentence names."""

@@ -5,8 +5,8 @@ from functools import partial
 
 from rolloutdoctor.engine.devices import find_dtype, on_device
 from rolloutdoctor.engine.gathering import measure
-from rolloutdoctor.engine.joins import joined
 from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.engine.log_alignment import joined
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.engine.prepare import PreparedRun, prepare

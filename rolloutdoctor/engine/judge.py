@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.assumptions import Doubt, find_doubts, temper
+from rolloutdoctor.engine.causal_order import AUDIT, by_cause
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found, of_unknown_loss
-from rolloutdoctor.engine.follows import AUDIT, by_cause
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_state import RunState, thinned
 from rolloutdoctor.engine.unread_metrics import with_unread

@@ -7,13 +7,13 @@ from dataclasses import replace
 import polars as pl
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
-from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.identified_options import ORIGIN
 from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.engine.metric_selection import comparable
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.prepare import PreparedRun, whole_context, without_refuted
-from rolloutdoctor.engine.refute import has_traces
+from rolloutdoctor.engine.refuted_options import has_traces
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.state_file import LoggedNames, SavedState, TrainerInfo, logged_names
 from rolloutdoctor.engine.stored import json_of

@@ -3,13 +3,13 @@
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, can_be_configured, configure
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.identified_options import with_identified
+from rolloutdoctor.engine.metric_selection import comparable
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan, make_plan
-from rolloutdoctor.engine.refute import find_refuted, has_traces
+from rolloutdoctor.engine.refuted_options import find_refuted, has_traces
 from rolloutdoctor.engine.remedies import frame_without_trainer, how_to_record, is_imported, omits_rows
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics

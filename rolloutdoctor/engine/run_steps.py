@@ -9,13 +9,13 @@ import torch
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import TOGETHER, passes
 from rolloutdoctor.engine.devices import find_device, find_dtype
-from rolloutdoctor.engine.garbage import rare_collections
+from rolloutdoctor.engine.garbage_collection import rare_collections
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
+from rolloutdoctor.evaluation.joined_steps import SharedPass, StepsTogether
 from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.evaluation.requests import EvaluationRequest
-from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures, measured_on_demand
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run

@@ -16,8 +16,8 @@ from rolloutdoctor.io.locations.targets import OutputError, Target
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.write.writer import metrics_path
-from rolloutdoctor.opening.beside import completed, stated_beside
 from rolloutdoctor.opening.nested import looking
+from rolloutdoctor.opening.stated_options import completed, stated_beside
 from rolloutdoctor.results.errors import InputError, UsageError
 
 MAPPED = "mapped"

@@ -22,8 +22,8 @@ from rolloutdoctor.io.metrics import (
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.generic import is_held_out
 from rolloutdoctor.metric_names.table import namesakes, taken_names
-from rolloutdoctor.opening.beside import newest_state
 from rolloutdoctor.opening.nested import looking
+from rolloutdoctor.opening.stated_options import newest_state
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 from rolloutdoctor.trainers.table import trainer_from_metric_names
 

@@ -20,13 +20,13 @@ from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
-from rolloutdoctor.opening.beside import completed, newest_state, options_said, stated_beside
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.group_counts import GROUPS, with_group_share
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
-from rolloutdoctor.opening.one_training import are_of_one_training
+from rolloutdoctor.opening.sibling_logs import are_of_one_training
 from rolloutdoctor.opening.stated.options import ReadLog, Stated
+from rolloutdoctor.opening.stated_options import completed, newest_state, options_said, stated_beside
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.table import ALIASES, TRAINERS, trainer_from_metric_names
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.audit.tally import AuditTally
     from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.logged_gaps import LoggedGap
-    from rolloutdoctor.trainers.deciding import Deciding
+    from rolloutdoctor.trainers.deciding_options import Deciding
     from rolloutdoctor.trainers.options import Config
     from rolloutdoctor.trainers.spec import Trainer
 
@@ -170,7 +170,7 @@ class Context:
         """Return stage to the options that decide it; nothing where the trainer or its options are unknown."""
         if self.trainer is None or self.config is None:
             return {}
-        from rolloutdoctor.trainers.deciding import deciding_options
+        from rolloutdoctor.trainers.deciding_options import deciding_options
 
         return deciding_options(self.trainer, self.config)
 

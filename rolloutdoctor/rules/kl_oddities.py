@@ -127,7 +127,7 @@ def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, sm
 
 def _may_be_another(context: Context) -> bool:
     """Tell whether an option that nothing states could make the KL one that may be negative."""
-    from rolloutdoctor.trainers.deciding import alternatives
+    from rolloutdoctor.trainers.deciding_options import alternatives
 
     if context.trainer is None or context.config is None or "kl" not in context.deciding:
         return False

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolloutdoctor.audit.discrimination import told_apart
 from rolloutdoctor.audit.logged import logs_anything, of_step
 from rolloutdoctor.audit.row_tally import ComparedRows
 from rolloutdoctor.audit.step import compare_step, quantity_of, stage_of, tallies_of, window_values
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally, ComparedValue, QuantityTally
-from rolloutdoctor.audit.told_apart import told_apart
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.derived_turns import turns_of_step
@@ -30,9 +30,9 @@ from rolloutdoctor.evaluation.evaluate import (
     compared_groups,
     stored_kl,
 )
+from rolloutdoctor.evaluation.joined_steps import is_within_groups
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
-from rolloutdoctor.evaluation.together import is_within_groups
 from rolloutdoctor.formulas.advantages.float32 import centred, residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg

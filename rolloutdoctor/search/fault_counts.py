@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
+from rolloutdoctor.audit.discrimination import Compared, told_apart
 from rolloutdoctor.audit.step import compare_step
-from rolloutdoctor.audit.told_apart import Compared, told_apart
 from rolloutdoctor.results.identification import ReleaseFault
 from rolloutdoctor.search.candidates import Candidate
 from rolloutdoctor.search.known_faults import code_of, known_faults

@@ -13,8 +13,8 @@ import pytest
 
 from rolloutdoctor.commands.follow import follower
 from rolloutdoctor.commands.follow.follower import Follower
-from rolloutdoctor.commands.follow.kept import Kept, load
 from rolloutdoctor.commands.follow.opening import Followed
+from rolloutdoctor.commands.follow.saved_state import Kept, load
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.engine.stored import members_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutdoctor.commands.follow.kept import load
+from rolloutdoctor.commands.follow.saved_state import load
 from rolloutdoctor.engine.stored import members_of
 from rolloutdoctor.io.archives import archived
 

@@ -374,7 +374,7 @@ def test_steps_that_the_trainer_cannot_compute_are_said(tmp_path):
 def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
     """However many fixes: each step, and each objective in it, once."""
     from rolloutdoctor.evaluation import device
-    from rolloutdoctor.evaluation.together import StepsTogether
+    from rolloutdoctor.evaluation.joined_steps import StepsTogether
 
     calls = []
     whole = StepsTogether.whole

@@ -16,7 +16,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.deciding import deciding_options
+from rolloutdoctor.trainers.deciding_options import deciding_options
 from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS

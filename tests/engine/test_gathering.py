@@ -10,9 +10,9 @@ from engine.runs import full_columns, write
 
 from rolloutdoctor.cli.states import save
 from rolloutdoctor.commands.compare.query import compare
+from rolloutdoctor.commands.diff.ablation import LeftOut
 from rolloutdoctor.commands.diff.query import diff
 from rolloutdoctor.commands.diff.sides import DiffOptions, asked_of, sides_in
-from rolloutdoctor.commands.diff.without import LeftOut
 from rolloutdoctor.commands.plot.query import check_and_gather, draw
 from rolloutdoctor.commands.view.worst_rows import WorstRows
 from rolloutdoctor.commands.why.query import Question, why

@@ -5,7 +5,7 @@ from engine.runs import TRL, VERL, small, write
 
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.evaluation.together import StepsTogether
+from rolloutdoctor.evaluation.joined_steps import StepsTogether
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.table import find

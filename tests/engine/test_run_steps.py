@@ -16,7 +16,7 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher, run_file_steps
 from rolloutdoctor.evaluation import device
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate_all
-from rolloutdoctor.evaluation.together import StepsTogether
+from rolloutdoctor.evaluation.joined_steps import StepsTogether
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import open_run

@@ -15,7 +15,7 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher
-from rolloutdoctor.evaluation import together
+from rolloutdoctor.evaluation import joined_steps
 from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
 from rolloutdoctor.evaluation.token_sums import PerToken
@@ -47,7 +47,7 @@ def outcomes(name):
 @pytest.mark.parametrize("name", SOME)
 def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
     shared, joined = {False: [0], True: [0]}, [0]
-    whole, add_all = together.StepsTogether.whole, RuleAccumulator.add_all
+    whole, add_all = joined_steps.StepsTogether.whole, RuleAccumulator.add_all
 
     def counting(self, objectives, per_token=()):
         found = whole(self, objectives, per_token)
@@ -59,7 +59,7 @@ def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
         add_all(self, steps)
 
     with monkeypatch.context() as patch:
-        patch.setattr(together.StepsTogether, "whole", counting)
+        patch.setattr(joined_steps.StepsTogether, "whole", counting)
         patch.setattr(RuleAccumulator, "add_all", looking)
         every = outcomes(name)
     # GAE has a time axis: its steps are evaluated one by one, and measured by the rules together all the same.

@@ -10,8 +10,8 @@ import rolloutdoctor as rd
 from rolloutdoctor.commands.check.each import find_runs
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.opening.dumps import ConvertOptions
-from rolloutdoctor.opening.one_training import are_of_one_training
 from rolloutdoctor.opening.open_any import open_any
+from rolloutdoctor.opening.sibling_logs import are_of_one_training
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 ROWS = [

@@ -419,7 +419,7 @@ def test_the_configuration_of_hydra_beside_a_log(tmp_path):
 
 def test_the_configuration_of_a_wandb_run(tmp_path):
     yaml = pytest.importorskip("yaml")
-    from rolloutdoctor.opening.beside import stated_beside
+    from rolloutdoctor.opening.stated_options import stated_beside
 
     (tmp_path / "files").mkdir()
     (tmp_path / "run-abc.wandb").write_bytes(b":W&B" + bytes(100))

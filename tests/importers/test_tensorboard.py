@@ -14,8 +14,8 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.logs.tensorboard import tensorboard_config
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.opening.beside import stated_beside
 from rolloutdoctor.opening.stated.options import ReadLog
+from rolloutdoctor.opening.stated_options import stated_beside
 
 tensorboard = pytest.importorskip("tensorboard")
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from rolloutdoctor.engine.breakdown import parts_of_rows
 from rolloutdoctor.engine.gatherer import Gatherer
 from rolloutdoctor.engine.measured_frames import rows_of
-from rolloutdoctor.engine.needs import evaluation_columns
 from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.engine.requirements import evaluation_columns
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS

@@ -129,8 +129,8 @@ def diff(
 
 def _options(versus: Versus, places: Places, source: groups.Source, part: OneSplit, *, full: bool) -> "DiffOptions":
     """Read the options; without any, every fix is compared."""
+    from rolloutdoctor.commands.diff.ablation import LeftOut, read_names
     from rolloutdoctor.commands.diff.sides import DiffOptions
-    from rolloutdoctor.commands.diff.without import LeftOut, read_names
     from rolloutdoctor.search.hypotheses.fixes import choose
 
     top, against = places.top, tuple(versus.against or ())

@@ -2,11 +2,11 @@
 
 import math
 
-from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
-from rolloutdoctor.engine.needs import absent_columns
+from rolloutdoctor.engine.metric_selection import comparable
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
+from rolloutdoctor.engine.requirements import absent_columns
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import UNKNOWN_LOSS
 from rolloutdoctor.results.comparison import Effect, UntriedFix

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import polars as pl
 
+from rolloutdoctor.commands.diff.ablation import LeftOut
 from rolloutdoctor.commands.diff.every_fix import by_size, every_fix
 from rolloutdoctor.commands.diff.measures import Totals, differs, is_other, measures, totals
 from rolloutdoctor.commands.diff.sides import DiffOptions, Sides, apart_of, asked_of, columns_of, sides_in, sides_of
 from rolloutdoctor.commands.diff.top_groups import moved_groups
-from rolloutdoctor.commands.diff.without import LeftOut
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.breakdown import PARTS, labelled
 from rolloutdoctor.engine.devices import find_device, on_device
 from rolloutdoctor.engine.gathering import gather
-from rolloutdoctor.engine.needs import need_trainer
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import Processes
+from rolloutdoctor.engine.requirements import need_trainer
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run

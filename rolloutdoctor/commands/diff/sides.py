@@ -6,23 +6,23 @@ from typing import Any, ClassVar
 
 import polars as pl
 
+from rolloutdoctor.commands.diff.ablation import LeftOut, rows_without
 from rolloutdoctor.commands.diff.measures import no_totals, step_totals
 from rolloutdoctor.commands.diff.rows import EMPTY, side_rows, with_changes
 from rolloutdoctor.commands.diff.top_groups import most_moved, no_groups, with_texts
-from rolloutdoctor.commands.diff.without import LeftOut, rows_without
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.breakdown import PARTS
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
 from rolloutdoctor.engine.gatherer import Gatherer, Schemas
 from rolloutdoctor.engine.gathering import Gathered
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds, merged_notes
-from rolloutdoctor.engine.needs import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import PreparedRun, run_context
+from rolloutdoctor.engine.requirements import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
-from rolloutdoctor.evaluation.together import StepsTogether
+from rolloutdoctor.evaluation.joined_steps import StepsTogether
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns

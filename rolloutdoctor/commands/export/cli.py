@@ -10,7 +10,7 @@ from rolloutdoctor.cli import groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.commands.export import write_run, write_tables, write_tokens
-from rolloutdoctor.commands.export.asked import Asked
+from rolloutdoctor.commands.export.request import Asked
 from rolloutdoctor.results.errors import UsageError, nearest
 
 EPILOG = (

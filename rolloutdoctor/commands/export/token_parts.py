@@ -19,8 +19,8 @@ from rolloutdoctor.commands.export.token_steps import PartFile, RecomputeOptions
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.gathering import reading_identity
-from rolloutdoctor.engine.needs import need_trainer
 from rolloutdoctor.engine.parts import Part, Work
+from rolloutdoctor.engine.requirements import need_trainer
 from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.metadata import RunMetadata

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds
+from rolloutdoctor.engine.metric_selection import comparable
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.entropy import bonus_tokens

@@ -13,16 +13,16 @@ from rolloutdoctor.commands.export.token_steps import (
     schema_of,
     sides_of,
 )
-from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.devices import find_device, find_dtype, on_device
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.merged_ids import merged_notes
-from rolloutdoctor.engine.needs import absent_columns, evaluation_columns, need_trainer
+from rolloutdoctor.engine.metric_selection import comparable
 from rolloutdoctor.engine.parts import Executor, tree_sum
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.processes import Processes
+from rolloutdoctor.engine.requirements import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run

@@ -6,7 +6,7 @@ from pathlib import Path
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say
-from rolloutdoctor.commands.export.asked import Asked
+from rolloutdoctor.commands.export.request import Asked
 from rolloutdoctor.results.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 from rolloutdoctor.cli import dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.terminal import say
-from rolloutdoctor.commands.export.asked import Asked
+from rolloutdoctor.commands.export.request import Asked
 from rolloutdoctor.results.errors import UsageError
 
 

@@ -4,7 +4,7 @@ from rolloutdoctor.cli import dumps, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say
-from rolloutdoctor.commands.export.asked import Asked
+from rolloutdoctor.commands.export.request import Asked
 from rolloutdoctor.results.errors import UsageError
 
 

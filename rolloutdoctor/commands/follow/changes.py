@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rolloutdoctor.commands.follow.kept import Reported
+from rolloutdoctor.commands.follow.saved_state import Reported
 from rolloutdoctor.results.findings import Finding, Report, Severity, weight_of
 
 HOLDS_FOR = 16

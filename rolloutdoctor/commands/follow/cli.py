@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.commands.follow.changes import Change
     from rolloutdoctor.commands.follow.follower import Follower
-    from rolloutdoctor.commands.follow.kept import Kept
+    from rolloutdoctor.commands.follow.saved_state import Kept
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.opening.dumps import ConvertOptions
     from rolloutdoctor.results.findings import Report
@@ -135,8 +135,8 @@ def follow(
         Stopped: if a signal has come; what was counted is kept, and its report printed.
     """
     from rolloutdoctor.commands.follow.follower import Follower
-    from rolloutdoctor.commands.follow.kept import Kept, load
     from rolloutdoctor.commands.follow.opening import Followed
+    from rolloutdoctor.commands.follow.saved_state import Kept, load
 
     command = how.command()
     check_target(how.state_file, "--state", whole="a state")

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from rolloutdoctor.commands.follow.changes import Change, changes
 from rolloutdoctor.commands.follow.feed import Feed, Fresh
-from rolloutdoctor.commands.follow.kept import Kept, Witness
 from rolloutdoctor.commands.follow.opening import Followed
+from rolloutdoctor.commands.follow.saved_state import Kept, Witness
 from rolloutdoctor.commands.follow.trail import LAST_STEPS
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN, StepKey

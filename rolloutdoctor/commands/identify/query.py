@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.metric_selection import comparable
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode

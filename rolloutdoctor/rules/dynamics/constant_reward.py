@@ -7,7 +7,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.logged_quantities import is_rounded, of_distillation
 from rolloutdoctor.rules.measures.constant_functions import constant_functions, functions_of, zero_functions
-from rolloutdoctor.rules.measures.mostly_least import mostly_least
+from rolloutdoctor.rules.measures.reward_floor import mostly_least
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 

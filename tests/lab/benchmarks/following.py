@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import growing
 
 from rolloutdoctor.commands.follow.follower import Follower
-from rolloutdoctor.commands.follow.kept import Kept
 from rolloutdoctor.commands.follow.opening import Followed
+from rolloutdoctor.commands.follow.saved_state import Kept
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.write.journal import JournalWriter
 from rolloutdoctor.io.write.run_table import run_table

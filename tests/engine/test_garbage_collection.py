@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from rolloutdoctor.engine.garbage import RECORDS, rare_collections
+from rolloutdoctor.engine.garbage_collection import RECORDS, rare_collections
 
 
 @pytest.mark.parametrize(("own", "wanted"), [((700, 10, 10), RECORDS), ((10**6, 2, 2), 10**6), ((0, 10, 10), 0)])

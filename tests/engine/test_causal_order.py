@@ -12,7 +12,7 @@ from search.test_causes import SETUPS, a_batch, configured, planted
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.verdict import exit_code
 from rolloutdoctor.commands.check.several import RENDERERS as SEVERAL
-from rolloutdoctor.engine.follows import ANY, FAMILIES, FOLLOWS, NO_CAUSES, RANKS, by_cause, rank_of
+from rolloutdoctor.engine.causal_order import ANY, FAMILIES, FOLLOWS, NO_CAUSES, RANKS, by_cause, rank_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.results.audit import Cause, Refuted

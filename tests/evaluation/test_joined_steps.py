@@ -14,9 +14,9 @@ from rolloutdoctor.data import several_steps
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import can_join, joined, passes, rows_of
 from rolloutdoctor.evaluation.evaluate import evaluate_all, evaluate_rows
+from rolloutdoctor.evaluation.joined_steps import WITHIN_GROUPS, StepsTogether, is_within_groups, is_within_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.loss import kl_radius, loss_radius, policy_radius
-from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups, is_within_rows
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.search.hypotheses.fixes import choose
