@@ -58,7 +58,7 @@ def test_rewards_of_responses_below_a_step_are_averaged(tmp_path):
 def test_a_loop_with_bars_is_not_the_console_of_prime_rl(tmp_path):
     path = tmp_path / "train.log"
     path.write_text("".join(f"Step {step} | Loss: 0.0{step} | Reward: 0.{step}\n" for step in range(1, 9)))
-    assert any("of no trainer that is known" in note for note in rd.check(path).notes)
+    assert any("no known trainer uses these metric names" in note for note in rd.check(path).notes)
 
 
 def test_a_response_that_speaks_of_steps_has_no_accuracy(tmp_path):
