@@ -17,9 +17,11 @@ from rolloutdoctor.opening.stated.printed import read_printed
 from rolloutdoctor.results.errors import InputError
 
 
-def table(rows, names=("Training Loss", "reward", "kl")):
+def table(rows, names=("Training Loss", "reward", "kl"), over=8):
     head = "".join(f"<th>{name}</th>" for name in ("Step", *names))
-    body = "".join(f"<tr><td>{n}</td>{''.join(f'<td>{n / 8 + k}</td>' for k in range(len(names)))}</tr>" for n in rows)
+    body = "".join(
+        f"<tr><td>{n}</td>{''.join(f'<td>{n / over + k}</td>' for k in range(len(names)))}</tr>" for n in rows
+    )
     return f"<table border='1'>\n<thead>\n<tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
 
 
@@ -100,6 +102,35 @@ def test_two_trainings_are_two_runs(tmp_path):
     values, told, notes = read(path)
     assert (len(values), notes.runs) == (7, 2)
     assert "29 lines (losses alone), 7 lines (rewards): the 2nd is read" in told[0]
+
+
+GRPO = "from trl import GRPOConfig, GRPOTrainer\nt = GRPOTrainer(args=GRPOConfig(num_generations={}))\nt.train()"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([*range(1, 11)], [*range(5, 605, 5)]),
+        ([*range(2, 22, 2)], [*range(10, 210, 10)]),
+        ([1, *range(5, 25, 5)], [*range(5, 105, 5)]),
+    ],
+    ids=["every step", "every second step", "the first step, too"],
+)
+def test_a_short_trial_and_the_training_below_it_are_two_runs(tmp_path, first, second):
+    cells = [code(GRPO.format(2), html(table(first, over=16))), code(GRPO.format(8), html(table(second)))]
+    path = notebook(tmp_path / "a.ipynb", *cells)
+    values, told, notes = read(path)
+    assert (sorted(values), notes.runs) == (second, 2)
+    assert not any("resumed" in sentence for sentence in told)
+    for name, of_group in ((str(path), 8), (f"{path}/1", 2)):
+        with open_any([name], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True) as run:
+            assert run.metadata.config["num_generations"] == of_group
+
+
+@pytest.mark.parametrize("second", [[*range(9, 41)], [*range(2, 12, 2)]], ids=["resumed", "shown again"])
+def test_a_table_that_goes_on_or_is_shown_again_is_of_the_same_run(tmp_path, second):
+    path = notebook(tmp_path / "a.ipynb", code("t.train()", html(table(range(1, 11))), html(table(second))))
+    assert read(path)[2].runs == 1
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ def runs_in(records: Sequence[Printed]) -> list[RunOfText]:
         return [RunOfText(0, len(records))]
     runs: list[RunOfText] = []
     start, last = 0, _Last()
+    beginnings = _beginnings(records)
     for place, record in enumerate(records):
-        if record.split == TRAIN and last.is_other(record):
+        if record.split == TRAIN and (last.is_other(record) or (place in beginnings and last.differs(record))):
             runs.append(RunOfText(start, place, last.kind))
             start, last = place, _Last()
         if record.split == TRAIN:
@@ -43,6 +44,20 @@ _FAR = 3
 """How many times its second step a run has done before the same step is the second one of another run."""
 
 
+def _beginnings(records: Sequence[Printed]) -> set[int]:
+    """Return the records whose step falls and is the interval of the steps from there on: nothing was logged before it.
+
+    A training that was resumed goes on from a multiple of the interval that is not the first one.
+    """
+    training = [(place, record.step) for place, record in enumerate(records) if record.split == TRAIN]
+    steps = [step or 0 for _, step in training]
+    return {
+        place
+        for (place, step), before, after, then in zip(training[1:], steps, steps[2:], steps[3:], strict=False)
+        if step is not None and step < before and after - step == then - after == step
+    }
+
+
 class _Last:
     """What is known of the run so far."""
 
@@ -56,6 +71,7 @@ class _Last:
         self.place: float | None = None
         self.furthest = 0
         self.second: tuple[int, dict[str, float | None]] | None = None
+        self.at: dict[int, dict[str, float | None]] = {}
 
     def is_other(self, record: Printed) -> bool:
         """Tell whether a line is of another run: other reward functions, another task, or it begins anew."""
@@ -87,6 +103,13 @@ class _Last:
         is_evaluated = not second[1].keys() <= self.at_first.keys()
         return is_evaluated and is_far and record.step <= second[0] and _differ(record.values, second[1])
 
+    def differs(self, record: Printed) -> bool:
+        """Tell whether a line has other values than the run so far at its step, which no summary of it has.
+
+        What has a step 0 begins anew at 0.
+        """
+        return 0 not in self.at and _differ(record.values, self.at.get(record.step or 0, self.at_first))
+
     def take(self, record: Printed) -> None:
         """Add a line."""
         names = frozenset(record.values)
@@ -97,6 +120,7 @@ class _Last:
         self.epochs += [] if epoch is None else [epoch]
         self.tokens = record.values.get(_TOKENS) or self.tokens
         if record.step is not None:
+            self.at.setdefault(record.step, record.values)
             self.furthest = max(self.furthest, record.step)
             first = self.first.setdefault(record.counter, record.step)
             if record.step == first:
