@@ -66,3 +66,25 @@ def test_a_response_that_speaks_of_steps_has_no_accuracy(tmp_path):
     said = "Step 1: the accuracy of the scale at step 2: 7\nStep 2: accuracy = 3\n"
     path.write_text("".join(LINES["a colon"](step) + (said if step % 10 == 0 else "") for step in range(1, 41)))
     assert "accuracy" not in {vital.name for vital in rd.check(path).vitals}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step {step} -- mean_reward: (-0.{step:02d}) -- decoding 2 samples:\n\t0: 5 -> 7 -- Reward: 2.85   \n\n",
+        "Step {step} | reward: (-0.{step:02d}) | loss: (0.5)\n",
+        "step {step} - reward=(-0.{step:02d}), kl=(0.125)\n",
+    ],
+    ids=["with samples below", "bars", "commas"],
+)
+def test_a_number_in_brackets_is_read(tmp_path, line):
+    path = tmp_path / "train.log"
+    path.write_text("".join(line.format(step=step) for step in range(1, 41)))
+    (reward,) = (vital for vital in rd.check(path).vitals if vital.name == "reward")
+    assert reward.series == pytest.approx([-step / 100 for step in range(1, 41)])
+
+
+def test_several_numbers_in_brackets_are_no_reward(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"step {step} - loss=0.5, kl=0.1, reward=(0.{step}, 0.5)\n" for step in range(1, 41)))
+    assert not [vital for vital in rd.check(path).vitals if vital.name == "reward"]

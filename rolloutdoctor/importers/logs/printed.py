@@ -38,6 +38,9 @@ PAIR = re.compile(
 _REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?(?:tensor\()?\[([-+0-9., eEnaif'\"]{1,4000})\]")
 """The rewards of the responses of a step, as a list."""
 
+_ENCLOSED = re.compile(rf"([:=] ?)\(({NUMBER})\)")
+"""A number in brackets of its own: ``mean_reward: (-0.28)``."""
+
 _DICT_BEHIND = re.compile(r"[0-9}][,;|]?\s{1,4}(?:[|,-]\s{0,4})?[A-Za-z_][\w/ .-]{0,60}[:=]\s?\{(?=['\"])")
 """A dict in a line of names and numbers: ``loss: 0.5, rewards: {'total': 3}``."""
 
@@ -117,11 +120,14 @@ def pairs(line: str) -> tuple[tuple[str, str], ...]:
     (('loss', '0.5'), ('norm', '1.5'), ('total', '3'), ('format', '2'))
     >>> pairs("clipped: 12.5%, rewards=4.27s")
     (('clipped', '12.5%'),)
+    >>> pairs("mean_reward: (-0.28) -- kl=(0.1, 0.2)")
+    (('mean_reward', '-0.28'),)
     """
     return tuple(_pairs(line)) if len(line) <= LONGEST_LINE else ()
 
 
 def _pairs(line: str) -> Iterator[tuple[str, str]]:
+    line = _ENCLOSED.sub(r"\1\2", line) if "(" in line else line
     for match in PAIR.finditer(line):
         # ``rewards=4.27s`` is the time that they took.
         if not (line.startswith(("s", "ms"), match.end()) and is_metric(name_of(match[1]))):
