@@ -321,6 +321,33 @@ def test_printed_rewards_count_for_more_than_a_table_of_losses(tmp_path):
     assert all(row["completions/clipped_ratio"] == 1.0 for row in values.values())
 
 
+OF_BEFORE = "TrainOutput(global_step=96, training_loss=0.5, metrics={'train_loss': 0.5, 'epoch': 3.0})\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "every"),
+    [("Step {n} | reward: 0.{n}", 1), ("[step {n}] reward=0.{n} kl=0.125", 1), ("Step {n}/16, mean reward: 0.{n}", 2)],
+)
+def test_a_reward_that_is_printed_beside_a_table_of_losses_is_of_its_step(tmp_path, line, every):
+    steps = range(1, 17)
+    shown = html(table(steps[every - 1 :: every], ["Training Loss"]))
+    rewards = printed("\n".join(line.format(n=n) for n in steps))
+    before = code("sft.train()", html(table(range(1, 9), ["Training Loss"], over=16)), printed(OF_BEFORE))
+    values, _, notes = read(
+        notebook(tmp_path / "a.ipynb", before, code("grpo.train()", shown, rewards, printed(OF_BEFORE)))
+    )
+    assert notes.runs == 1
+    assert {n: row.get("loss") for n, row in values.items()} == {n: None if n % every else n / 8 for n in steps}
+    assert all(float(f"0.{n}") in row.values() for n, row in values.items())
+
+
+def test_a_table_of_another_cell_adds_no_loss_to_printed_rewards(tmp_path):
+    losses = html(table(range(1, 9), ["Training Loss"]))
+    rewards = printed("\n".join(f"Step {n} | reward: 0.{n}" for n in range(1, 9)))
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("sft.train()", losses), code("loop()", rewards)))
+    assert all(row.keys() == {"reward"} for row in values.values())
+
+
 def test_numbers_of_responses_give_way_to_a_table_of_losses(tmp_path):
     lines = "\n".join(f"step {n // 4 + 1}: response {n}, reward: 0.5, length: 12, kl: 0.1" for n in range(32))
     shown = html(table(range(1, 9), names=("Training Loss",)))
@@ -373,6 +400,14 @@ def test_a_summary_adds_to_the_table_of_its_run_what_that_lacks(tmp_path, step, 
     report = rd.check(tmp_path / "a.ipynb")
     assert is_added is ("RDT002" not in {found.code for found in report.findings})
     assert is_added is any("the table has no" in sentence for sentence in told)
+
+
+def test_a_summary_adds_to_the_last_of_several_tables(tmp_path):
+    first, last = (html(table(range(10, end, 10), ["Training Loss"], over=end)) for end in (50, 90))
+    shown = summary(global_step=80, **{**OF_RUN, "reward": 1.5})
+    path = notebook(tmp_path / "a.ipynb", code("sft.train()", first), code("train()", last, shown))
+    assert read(path)[0][80] == {"loss": 80 / 90, "kl": 0.25, "reward": 1.5}
+    assert {name for row in read(f"{path}/1")[0].values() for name in row} == {"loss"}
 
 
 def test_a_mean_reward_in_a_summary_is_not_read_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
@@ -36,7 +37,8 @@ class NotebookOutputs:
         """
         text, added, ends = read_once(_read, source, notes)
         yield from entries_of_text(text, notes)
-        if added is not None and added.values and text.form is _TABLE and not notes.others:
+        is_last = bool(text.runs) and notes.begins is not None and notes.begins[1] == text.places[text.runs[-1].first]
+        if added is not None and added.values and text.form is _TABLE and is_last:
             notes.say(
                 f"the table has no {', '.join(sorted(metric_quantities(added.values)))}: "
                 "read of the last step, from the summary that wandb shows"
@@ -78,7 +80,21 @@ def _read(source: Source, notes: LogNotes) -> tuple[Text, Printed | None, list[i
         best = BLOCKS
     if not counts[best]:
         raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
-    return text_of(lines, best, notes), added, list(accumulate(map(len, notebook.outputs)))
+    text = _with_table(text_of(lines, best, notes), notebook.outputs)
+    return text, added, list(accumulate(map(len, notebook.outputs)))
+
+
+def _with_table(text: Text, outputs: Sequence[Sequence[str]]) -> Text:
+    """Return the only run of lines that a callback prints with the losses of the table in the same output.
+
+    Where the table has a step that no line has, the lines may be of something else.
+    """
+    for lines in outputs if text.form in ANY_NAMES and len(text.runs) == 1 else ():
+        rows = {row.step: row.values for row in _TABLE.records(lines) if row.split == TRAIN}
+        if rows and rows.keys() <= {record.step for record in text.form.records(lines)}:
+            joined = [replace(one, values={**rows.get(one.step, {}), **one.values}) for one in text.records]
+            return replace(text, records=joined)
+    return text
 
 
 _TABLE = next(form for form in FORMS if isinstance(form, TextTable))

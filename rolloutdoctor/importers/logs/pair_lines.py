@@ -54,8 +54,8 @@ class Pairs(Form):
         for line in lines:
             line = BAR.sub(" ", line) if "%|" in line else line
             line = _AT_STEP.sub(r"\2: \1", line) if " step " in line else line
-            if line.startswith("wandb:"):
-                # Its summary is of the run.
+            if line.startswith(("wandb:", "TrainOutput(")):
+                # A summary is of the run.
                 continue
             step = counted(line) if "=" in line or ":" in line or "|" in line or " " in line else None
             rows = [(label, value) for label, value in pairs(line) if not _is_counter(label, value, step)]
