@@ -1,4 +1,4 @@
-"""Whether a few high values of a series that is low in most places lie together by chance."""
+"""Whether a few high values of a series are no level of it: a spike, or chance that put them together."""
 
 from math import comb
 from typing import TYPE_CHECKING
@@ -7,6 +7,11 @@ from rolloutdoctor.rules.series import FALSE_ALARM, ending
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.series import Values
+
+
+def is_spike(medians: "Values", level: float, fewest: int) -> bool:
+    """Tell a few high running medians, fewer than a level takes, of a series that does not begin with them."""
+    return int(medians.argmax()) > fewest // 2 and int((medians > level).sum()) < fewest
 
 
 def is_chance_cluster(values: "Values", medians: "Values", level: float) -> bool:

@@ -1,7 +1,7 @@
 """Levels, jumps and crossings of a short, noisy series: a number for each logged step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import copysign, inf, log, sqrt
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,10 @@ class Ends:
         (1 - m) times that of independent noise.
         """
         return self.noise * sqrt(2 / self.count * (1 + self.memory)) / (1 - self.memory)
+
+    def or_noise_of(self, part: "Values") -> "Ends":
+        """Return the same levels with the noise of a part of the series where that is larger."""
+        return replace(self, noise=max(self.noise, _typical_noise(part)))
 
     @property
     def errors(self) -> float:
@@ -161,11 +165,15 @@ def noise(values: "Values") -> float:
     """
     import numpy as np
 
+    return _typical_noise(values) or (float(np.sqrt(np.mean(np.diff(values) ** 2) / 2)) if len(values) > 1 else 0.0)
+
+
+def _typical_noise(values: "Values") -> float:
+    """Return the same from the median alone: 0 where most neighbours are equal."""
+    import numpy as np
+
     steps = np.abs(np.diff(values))
-    if not len(steps):
-        return 0.0
-    typical = _median_size(steps, least_distance(values)) / (0.6745 * sqrt(2))
-    return typical or float(np.sqrt(np.mean(steps**2) / 2))
+    return _median_size(steps, least_distance(values)) / (0.6745 * sqrt(2)) if len(steps) else 0.0
 
 
 def least_distance(values: "Values") -> float:

@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.chance_cluster import is_chance_cluster
+from rolloutdoctor.rules.chance_cluster import is_chance_cluster, is_spike
 from rolloutdoctor.rules.logged_quantities import by_step, not_logged
 from rolloutdoctor.rules.measures.accuracy_fall import lost_at_once, lost_since_start
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, shown, step_at, where_logged
@@ -41,13 +41,14 @@ class RewardCollapse(NumbersRule):
     `reward_last` is the median of that. A collapse is a fall by more than half of the range of these medians and by
     more than six standard errors, as is 1.25 times that of the means of the same steps: medians of few responses jump.
     The noise is that of differences of neighbouring steps and of every other step: it may be correlated; of means of
-    few answers, whose differences are multiples of 1 / N, the median is taken between them. Four standard errors are
-    enough if three quarters of the way from the best level to the smallest reward of any response are lost, and five
-    between the means of the best and the last fifth of 100 steps or more if half of their range is and, where the end
-    is above the first fifth, half of the gain by two (both are then these means). Where most neighbouring steps have
-    one reward, as of one that is 0 but in a few, chance may put so many of the others together, and so few at the end,
-    in one run in 1,000 at most. `onset` is the step after the best from which on the values lie below the middle of
-    both, the likeliest one; of a steady fall the first that left the best. It is an error if the reward ends at or
+    few answers, whose differences are multiples of 1 / N, the median is taken between them. It is that from the best
+    level on where that is larger. A level is a tenth of the medians above the middle of both, unless the run started
+    with it: fewer are a spike. Four errors are enough if three quarters of the way from the best level to the smallest
+    reward of any response are lost, and five between the means of the best and the last fifth of 100 steps or more if
+    half of their range is and, where the end is above the first fifth, half of the gain by two (both are then these
+    means). Where most neighbouring steps have one reward, as of one that is 0 but in a few, chance may put so many
+    together in one run in 1,000 at most. `onset` is the step after the best from which on the values lie below the
+    middle, the likeliest one; of a steady fall the first that left the best. It is an error if the reward ends at or
     below the level of its start. Confirmed.
 
     Six values of an accuracy are enough if it loses half of its best level by six standard errors or three quarters by
@@ -131,20 +132,22 @@ class RewardCollapse(NumbersRule):
         medians = smoothed(values, 2 * (level.count // 2) + 1)
         top = int(medians.argmax())
         best, lowest = float(medians[top]), float(medians.min())
-        at_best = values[max(0, top - level.count // 2) : top + level.count // 2 + 1]
+        since = max(0, top - level.count // 2)
+        at_best = values[since : top + level.count // 2 + 1]
         fall, middle = best - level.last, (best + level.last) / 2
         sure = min(fall, OF_A_MEDIAN * float(at_best.mean() - values[-level.count :].mean()))
-        error, least = level.error_with_memory, self.fraction * (best - lowest)
+        error, least = level.or_noise_of(values[since:]).error_with_memory, self.fraction * (best - lowest)
         lost_most = self._lost_most(run, best, level.last)
         if name == "accuracy":
             error, least = max(error, error_of_answers(values, best, level.count)), self.fraction * best
             lost_most = fall > self.most * best
         needed = self.errors_of_most if lost_most else self.errors
         is_sure = sure > needed * error and fall > least
-        is_long = name == "reward" and len(values) >= self.long
+        is_long = name == "reward" and len(values) >= self.long and not is_sure
         numbers = {"errors": self.errors_of_fifths, "share": self.fraction, "beyond": self.errors_of_loss}
-        slow = fall_from_best_fifth(values, **numbers) if is_long and not is_sure else None
-        if not (is_sure or slow) or top > len(values) - level.count or is_chance_cluster(values, medians, middle):
+        slow = fall_from_best_fifth(values, **numbers) if is_long else None
+        is_none = is_spike(medians, middle, level.count) or is_chance_cluster(values, medians, middle)
+        if not (is_sure or slow) or top > len(values) - level.count or is_none:
             return None
         best, last = slow or (best, level.last)
         # Of noisy values single ones cross the middle long after the fall.
