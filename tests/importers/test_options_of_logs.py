@@ -247,3 +247,56 @@ def test_the_first_sentence_names_the_run_that_it_is_of(tmp_path):
         assert verdict(rd.check(tmp_path / path)).startswith(words)
     (tmp_path / "one.txt").write_text(second)
     assert not verdict(rd.check(tmp_path / "one.txt")).startswith("Run")
+
+
+def of_task(text, pid, name="main_task"):
+    return "".join(f"({name} pid={pid}) {line}\n" for line in text.splitlines())
+
+
+OVERRIDES = ["data.train_batch_size=32", "actor_rollout_ref.actor.optim.lr=1e-6", "+algorithm.kl_ctrl.kl_coef=0.001"]
+FAILED = f"Error executing job with overrides: {OVERRIDES}\n{CRASHED}"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        (of_task(VERL, 77) + FAILED, True),
+        (of_task(VERL, 77, "TaskRunner") + "(raylet) full\n" + FAILED, True),
+        (of_task(VERL, 77).replace("pid=77", "pid=77, ip=0.0.0.0") + FAILED, True),
+        (of_task(VERL, 77) + of_task("epoch 0", 78) + FAILED, False),
+        (VERL + FAILED, False),
+        (of_task(VERL, 77) + FAILED.replace(str(OVERRIDES), str(OVERRIDES)[:-1]), False),
+    ],
+    ids=["main_task", "TaskRunner", "on a node", "another start between", "no task says whose", "cut off"],
+)
+def test_the_overrides_of_a_run_that_fails_are_its_own(tmp_path, text, is_read):
+    (tmp_path / "log.txt").write_text(text)
+    with opened(tmp_path / "log.txt") as run:
+        stated = {name: value for each in run.metadata.settings for name, value in [(each.name, str(each.value))]}
+    assert (stated.get("data.train_batch_size") == "32") is is_read
+    assert (stated.get("algorithm.kl_ctrl.kl_coef") == "0.001") is is_read
+
+
+def started(clip, batch):
+    return (
+        f"{{'actor_rollout_ref': {{'actor': {{'clip_ratio': {clip},\n                      'ppo_epochs': 1}},\n"
+        f" 'rollout': {{'n': 4}}}},\n 'data': {{'train_batch_size': {batch}}}}}\n"
+    )
+
+
+@pytest.mark.parametrize("below", [1, 2, 4])
+def test_of_several_starts_the_configuration_is_the_last_ones(tmp_path, below):
+    before = of_task("\n".join(started(0.3, 64).splitlines()[:below]), 7773)
+    (tmp_path / "log.txt").write_text(before + of_task(started(0.2, 32) + VERL, 19799))
+    with opened(tmp_path / "log.txt") as run:
+        assert str(run.metadata.config["actor_rollout_ref.actor.clip_ratio"]) == "0.2"
+
+
+def test_a_configuration_of_another_start_is_not_that_of_the_numbers(tmp_path):
+    command = "python3 -m verl.trainer.main_ppo " + " ".join(OVERRIDES)
+    above = command.replace("=32", "=64") + "\n" + of_task(started(0.3, 64), 7773) + command + "\n"
+    (tmp_path / "log.txt").write_text(above + of_task("epoch 0\n" + VERL, 19799))
+    with opened(tmp_path / "log.txt") as run:
+        assert "actor_rollout_ref.actor.clip_ratio" not in run.metadata.config
+        batches = {str(each.value) for each in run.metadata.settings if each.name.endswith("train_batch_size")}
+    assert batches == {"32"}

@@ -185,7 +185,7 @@ def _of_fields(lines: Sequence[str]) -> Iterator[tuple[str, object]]:
     # transformers prints fields in their order, and texts without quotes; in code a bare word is another name.
     is_bare = len(names) == len(lines) and names == sorted(names) and not any(line[:1].isspace() for line in lines)
     for name, text in ((match[1], match[2]) for match in fields):
-        value = text if is_bare and _BARE.fullmatch(text) is not None else _literal(text)
+        value = text if is_bare and _BARE.fullmatch(text) is not None else literal(text)
         if value is not UNKNOWN:
             yield name, value
 
@@ -208,7 +208,8 @@ def _of_call(arguments: str) -> Iterator[tuple[str, object]]:
         yield from ((name, value) for name, value in named.items() if is_known(value))
 
 
-def _literal(text: str) -> object:
+def literal(text: str) -> object:
+    """Return the literal of Python, or the value of an enumeration, that a text prints; `UNKNOWN` if it is none."""
     enumeration = re.fullmatch(r"<[\w.]{1,100}: (.{1,100})>", text)
     try:
         return ast.literal_eval(enumeration[1] if enumeration else text)

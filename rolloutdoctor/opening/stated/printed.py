@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +14,8 @@ from rolloutdoctor.importers.reading.sections import sections_of
 from rolloutdoctor.importers.reading.text_lines import TRACEBACK, lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
-from rolloutdoctor.opening.stated.calls import read_printed_call
-from rolloutdoctor.opening.stated.command_lines import read_command_line, read_commands, read_options_alone
+from rolloutdoctor.opening.stated.calls import literal, read_printed_call
+from rolloutdoctor.opening.stated.command_lines import assigned, read_commands, read_options_alone
 from rolloutdoctor.opening.stated.config_lines import on_config_line, on_own_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
 from rolloutdoctor.opening.stated.options import VERL_TABLE, ReadLog, Stated, stated_of
@@ -64,6 +65,9 @@ _OF_BANNER = {
     "num gpus": "num_gpus",
 }
 """Beginning of what they say, in lower case, to the name of the setting."""
+_PROCESS = re.compile(r"\((main_task|TaskRunner) pid=([0-9]{1,9})\b")
+"""What Ray puts before a line of verl: the name of the task of which a run has one, and its process."""
+_FAILED = "Error executing job with overrides: "
 _COMMENTED = re.compile(r"""\s{0,40}#\s?[\w.]{1,100}\s?[=:]\s?["']?[\w.+-]{1,60}["']?,?\s*$""")
 """A setting that code, or a file of options, leaves out."""
 _LONGEST_OPTION = 400
@@ -107,14 +111,27 @@ def _behind(source: Source, log: ReadLog) -> list[Stated]:
     """
     first = log.begins[1] if log.begins is not None and log.is_alone else 0
     lines = list(islice(lines_of(source), first, first + _PASTED + 1)) if first else []
+    origin = f"command line in {Path(source.name).name}"
+    if (overrides := _overrides(lines, origin, log.likely)) is not None:
+        return [overrides]
     if len(lines) > _PASTED or any(TRACEBACK in line for line in lines):
         return []
-    origin = f"command line in {Path(source.name).name}"
     commands = read_commands(lines, origin, log.likely)
     alone = None if commands else read_options_alone(lines, origin, log.likely)
     commands += [] if alone is None else [alone]
     titles = {title_of(name) for command in commands for name in command.values}
     return commands if len(commands) == 1 and "group size" in titles and titles & _OF_TRAINING else []
+
+
+def _overrides(lines: Sequence[str], origin: str, likely: Sequence[str]) -> Stated | None:
+    """Return the overrides that hydra names where a run fails; those of the numbers above, if one task printed all."""
+    place = next((at for at, line in enumerate(lines) if _FAILED in line), 0)
+    if len({*_PROCESS.findall("\n".join(lines[:place]))}) != 1 or read_commands(lines[:place], origin, likely):
+        return None
+    words = literal(lines[place].partition(_FAILED)[2].strip())
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return stated_of(origin, assigned(shlex.join(words)), likely)
 
 
 def _heads(source: Source, log: ReadLog) -> Iterator[list[str]]:
@@ -127,6 +144,9 @@ def _heads(source: Source, log: ReadLog) -> Iterator[list[str]]:
 
 def _in_head(head: Sequence[str], source: Source, log: ReadLog) -> list[Stated]:
     name = Path(source.name).name
+    tasks = dict(found for line in head if "pid=" in line for found in _PROCESS.findall(line))
+    # What another start of the task printed above is of another run.
+    head = [line for line in head if all(tasks[task] == pid for task, pid in _PROCESS.findall(line))] if tasks else head
     config = _whole_configuration(head, f"printed config in {name}", source.name, log.likely)
     if config is not None:
         return [config]
@@ -135,7 +155,10 @@ def _in_head(head: Sequence[str], source: Source, log: ReadLog) -> list[Stated]:
     if call is not None and listed is not None and call.trainer is None and listed.trainer is None:
         call = replace(call, values={**listed.values, **call.values})
     origin = f"command line in {name}"
-    command = read_command_line(head, origin, log.likely) or read_options_alone(head, origin, log.likely)
+    commands = read_commands(head, origin, log.likely)
+    # Of several starts the last one is the nearest above the numbers.
+    command = next((one for one in reversed(commands) if one.trainer is not None), None)
+    command = command or next(iter(commands), None) or read_options_alone(head, origin, log.likely)
     candidates = (call, command, listed)
     return sorted(filter(None, candidates), key=lambda candidate: candidate.trainer is None)
 
