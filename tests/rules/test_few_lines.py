@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import rolloutdoctor as rd
@@ -271,10 +272,24 @@ def test_a_policy_may_log_what_reward_models_do(tmp_path, names):
     assert "not checked" not in verdict(report)
 
 
-@pytest.mark.parametrize(("last", "is_found"), [(0.131, True), (0.31, False)])
-def test_a_few_lines_of_a_training_that_ended(tmp_path, last, is_found):
-    rewards, rates = (0.13, 0.14, 0.124, last), (1e-5, 1e-5, 1e-6, 9.9e-8)
-    lines = [{"reward": reward, "learning_rate": rate} for reward, rate in zip(rewards, rates, strict=True)]
-    assert (finding(jsonl(tmp_path / "log.jsonl", *lines), "RDT016") is not None) is is_found
-    lines[-1]["learning_rate"] = 1.1e-7
-    assert finding(jsonl(tmp_path / "going.jsonl", *lines), "RDT016") is None
+ENDED = {
+    "rises in noise": (0.795, 1.0, 0.85, 1.3, 1.2, 1.38, 1.3, 1.21),
+    "stays": (0.13, 0.14, 0.124, 0.131),
+    "falls in noise": (0.5, 0.2, 0.45, 0.3, 0.35, 0.2),
+}
+
+
+@pytest.mark.parametrize("case", ENDED)
+def test_a_few_lines_of_a_training_that_ended_are_too_few_to_tell(tmp_path, case):
+    """A learning rate that has decayed says that the run is over, not that its reward has not moved."""
+    rates = np.linspace(1e-5, 0, len(ENDED[case]))
+    lines = [{"reward": reward, "learning_rate": rate} for reward, rate in zip(ENDED[case], rates, strict=True)]
+    log = jsonl(tmp_path / "log.jsonl", *lines)
+    assert finding(log, "RDT016") is None
+    assert f"{len(lines)} lines are too few to tell whether the reward rises" in verdict(rd.check(log))
+
+
+def test_many_lines_of_a_training_that_ended_tell_that_the_reward_has_not_moved(tmp_path):
+    rates = np.linspace(1e-5, 0, 24)
+    lines = [{"reward": 0.5 + 0.1 * (at % 3), "learning_rate": rate} for at, rate in enumerate(rates)]
+    assert finding(jsonl(tmp_path / "log.jsonl", *lines), "RDT016") is not None

@@ -734,20 +734,6 @@ BOUNDARIES = [
         *({"reward": waves([0.5] * steps, 0.1)} for steps in (19, 20)),
         ("skipped", "info"),
     ),
-    Boundary(
-        "RDT016",
-        "few",
-        {"reward": [0.5, 0.6], "learning_rate": [RATE, 0.0]},
-        {"reward": [0.5, 0.6, 0.5], "learning_rate": [RATE, RATE, 0.0]},
-        ("skipped", "info"),
-    ),
-    near(
-        "RDT016",
-        "ended",
-        0.01,
-        lambda x: {"reward": [0.5, 0.6, 0.5], "learning_rate": [RATE, RATE, RATE * x]},
-        ("info", "skipped"),
-    ),
     # Of 20 values that alternate the mean has a variance of 1/19; two of them lie 2 standard errors apart.
     near(
         "RDT016",

@@ -4,7 +4,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.dynamics.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.logged_quantities import of_distillation
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, levels, logged, series, step_at
 from rolloutdoctor.rules.series import errors_of_ends, thirds
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -21,12 +21,11 @@ class RewardNotMoved(NumbersRule):
 
     ## How it is measured
     `reward_change` is the mean over the last third minus that over the first, `reward_low` and `reward_high` its
-    interval of two standard errors, from the spread within each third and the correlation of neighbouring steps. For
-    three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the last are
-    compared, within two standard deviations of all. It is information if 0 lies in the interval, the medians of
-    the first and the last tenth of 40 lines or more differ by no more than six standard errors (a rise at once, within
-    the first third) and the reward did not collapse in between (`RDT005`). A fall by more than 1.5 standard errors, as
-    noise makes once in 15 times, is none that has not moved: it "did not rise". Confirmed.
+    interval of two standard errors, from the spread within each third and the correlation of neighbouring steps. It is
+    information if 0 lies in the interval, the medians of the first and the last tenth of 40 lines or more differ by no
+    more than six standard errors (a rise at once, within the first third) and the reward did not collapse in between
+    (`RDT005`). A fall by more than 1.5 standard errors, as noise makes once in 15 times, is none that has not moved: it
+    "did not rise". Fewer than 20 lines are too few to tell. Confirmed.
 
     The policy hardly moved if its KL from the reference is below 0.001 nats in all of ten lines or more (`kl_largest`),
     or if the learning rates of all steps add up to less than 1e-6 (`rate_sum`), by which Adam moves a weight at most,
@@ -52,9 +51,7 @@ class RewardNotMoved(NumbersRule):
     errors: float = 2.0
     errors_of_fall: float = 1.5
     errors_of_ends: float = 6.0
-    few: int = 3
     still: float = 0.1
-    ended: float = 0.01
     small_kl: float = 1e-3
     """Nats a token: of a response of 400 tokens the log-prob then changed by less than half a nat."""
     small_sum: float = 1e-6
@@ -68,28 +65,8 @@ class RewardNotMoved(NumbersRule):
         return of_distillation(context)
 
     def judge_few(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge a few steps of a policy that hardly moved, or whose learning rate decayed to nothing: it is over."""
-        if len(run.table) < self.few:
-            return None
-        values, rate = series(run, "reward"), series(run, "learning_rate")
-        first, last = float(values[0]), float(values[-1])
-        if (still := self._still(run, context)) is not None:
-            return still
-        # NaN where it is not logged, and 0 throughout where its digits are cut.
-        is_over = rate[-1] <= self.ended * rate.max() and rate.max() > 0
-        if not is_over or values.max() == values.min() or abs(last - first) > self.errors * float(values.std(ddof=1)):
-            return None
-        return Judgement(
-            severity=Severity.INFO,
-            confirmed=True,
-            headline=f"the reward has not moved: {number(first)} at step {step_at(run, 0)}, {number(last)} at step "
-            f"{step_at(run, -1)}, while the learning rate went {from_to(float(rate.max()), float(rate[-1]))}",
-            message=f"The rewards of {counted(len(values), 'logged step')} lie between {number(float(values.min()))} "
-            f"and {number(float(values.max()))}, and the learning rate has decayed.",
-            evidence="the logged rewards and learning rates",
-            advice="look at more steps, at the share of zero-variance groups and at the reward function",
-            measures={"reward_change": Measure(last - first, "reward")},
-        )
+        """Judge a few steps of a policy that hardly moved: of no others they tell that the reward has not."""
+        return self._still(run, context)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the thirds."""

@@ -43,11 +43,3 @@ def test_rates_count_the_steps_between_the_lines_of_a_log():
     rates = [2e-8] * 30
     assert "the learning rates of 30 steps add up to 6e-07" in says(reward=NOISY, learning_rate=rates)
     assert "hardly moved" not in says(reward=NOISY, learning_rate=rates, every=10)
-
-
-@pytest.mark.parametrize(("rate", "is_over"), [([0.0] * 11, False), ([1e-6] * 10 + [0.0], True)])
-def test_rates_whose_digits_are_cut_say_no_end(rate, is_over):
-    assert says(reward=[0.4, 0.3, 0.35, 0.41] * 2 + [0.3, 0.4, 0.31], learning_rate=rate).startswith(
-        "the reward has not moved: 0.4 at step" if is_over else ""
-    )
-    assert bool(says(reward=NOISY[:11], learning_rate=rate)) is is_over
