@@ -9,7 +9,7 @@ from pyarrow import types
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, TEXTS, Kind
 from rolloutdoctor.importers import base
-from rolloutdoctor.importers.mapped_lines import Constant, Place, cell, constant, read_lines, value_at
+from rolloutdoctor.importers.mapped_lines import Constant, Place, cell, constant, read_lines, value_at, whole_reward
 from rolloutdoctor.importers.reading import folders, lines
 from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
@@ -152,6 +152,8 @@ def advice(body: Mapping[str, object], mapped: Collection[str] = ()) -> str:
             continue
         fitting = [name for name, value in fields.items() if _is_plain(value, column)]
         guess = next((name for part in likely for name in fitting if part in name.lower()), None)
+        if guess is not None and column == "reward":
+            guess = whole_reward(guess, fitting)
         if guess is None and column == "step":
             guess = "0"
         if guess is not None:

@@ -1,6 +1,7 @@
 """JSON Lines into canonical columns: each field of a line is checked against the column that it is mapped to."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -122,3 +123,21 @@ def cell(name: str, value: object, where: str) -> object:
             raise DataError(f"{where} is {cells.shown(value)} where text was expected")
         return str(value).encode("utf-8", "replace").decode()
     return cells.per_token(value, column.kind, where)
+
+
+def whole_reward(name: str, fields: Sequence[str]) -> str | None:
+    """Return the field of the total where a reward is an object of several numbers; None if none is said to be it.
+
+    >>> whole_reward("reward.format", ["reward.format", "reward.total"]), whole_reward("score", ["score", "length"])
+    ('reward.total', 'score')
+    """
+    holder = name.rpartition(".")[0]
+    parts = [field for field in fields if field.rpartition(".")[0] == holder]
+    if len(parts) < 2 or _OF_REWARDS.search(holder) is None:
+        return name
+    return next((part for word in _WHOLES for part in parts if word in part.rpartition(".")[2].lower()), None)
+
+
+_OF_REWARDS = re.compile(r"(?i)reward|score|return")
+_WHOLES = ("total", "overall", "final", "combined", "sum")
+"""Words in the name of what is made of the parts beside it, the clearest first."""

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
+from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError, SchemaError, UsageError
 
@@ -49,6 +50,20 @@ def test_known_names_need_no_map(tmp_path):
     rows, _ = converted(tmp_path / "run.parquet", path)
     assert rows == [{"step": 3, "group_id": "1", "reward": 0.5}]
     assert findings(path) == findings_of_run(tmp_path / "run.parquet")
+
+
+@pytest.mark.parametrize(
+    ("row", "advised"),
+    [
+        ({"reward": {"correctness": 0.0, "format": 1.0, "total": 0.1}}, "reward.total"),
+        ({"rewards": {"format": 1.0, "length": -0.1, "overall": 0.9}}, "rewards.overall"),
+        ({"info": {"scores": {"format": 1.0, "final_score": 0.5}}}, "info.scores.final_score"),
+        ({"reward": {"correctness": 0.0, "format": 1.0}}, None),
+    ],
+)
+def test_a_part_of_a_reward_is_not_advised_for_the_whole(row, advised):
+    words = advice({"task_id": "a", **row}).partition(" (it has")[0]
+    assert words.endswith(f"--map reward={advised}" if advised else "--map group_id=task_id")
 
 
 @pytest.mark.parametrize(
