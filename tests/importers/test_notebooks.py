@@ -15,6 +15,7 @@ from rolloutdoctor.opening.stated.calls import read_code
 from rolloutdoctor.opening.stated.options import ReadLog
 from rolloutdoctor.opening.stated.printed import read_printed
 from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.views.verdict import verdict
 
 
 def table(rows, names=("Training Loss", "reward", "kl"), over=8):
@@ -459,3 +460,28 @@ def test_a_stray_reward_gives_way_to_a_table_of_losses(tmp_path, rewarded, names
     shown = html(table(range(1, 30), names=("Training Loss",)))
     values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", shown, printed(lines))))
     assert values[2].keys() == names
+
+
+def cells_of(names, rows):
+    lines = [("Step", *names), *((10 * at, *row) for at, row in enumerate(rows, 1))]
+    return html("\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [
+        (("Training Loss", "Validation Loss", "Accuracy"), [(3.1e16, "nan", 1.0), (0.0, "nan", 1.0)]),
+        (("Training Loss", "Validation Loss", "Accuracy"), [(0.7 - 0.01 * at, 0.69, 0.5) for at in range(30)]),
+        (("Training Loss", "Validation Loss", "Eval Accuracy"), [("No log", 0.7, 0.5), (0.6, 0.65, 0.6)]),
+    ],
+)
+def test_a_held_out_loss_beside_an_accuracy_is_of_no_policy(tmp_path, names, rows):
+    report = rd.check(notebook(tmp_path / "run.ipynb", code("", cells_of(names, rows))))
+    assert "is not checked" in verdict(report)
+    assert not report.findings
+
+
+def test_a_policy_may_have_a_held_out_loss(tmp_path):
+    names = ("Training Loss", "Validation Loss", "reward", "accuracy")
+    rows = [(0.1, 0.1, 0.5 + 0.01 * at, 0.5) for at in range(30)]
+    assert "The reward rose" in verdict(rd.check(notebook(tmp_path / "run.ipynb", code("", cells_of(names, rows)))))

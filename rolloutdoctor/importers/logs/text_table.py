@@ -8,7 +8,7 @@ from rolloutdoctor.importers.logs.numbers import number, of_splits
 from rolloutdoctor.importers.logs.printed import Form, Printed, name_of, values_of
 from rolloutdoctor.importers.logs.rows import OF_ROLLOUTS, STEPS
 from rolloutdoctor.metric_names.generic import generic
-from rolloutdoctor.metric_names.table import writers
+from rolloutdoctor.metric_names.table import metric_quantities, writers
 
 _LOSSES = {"training loss": "loss", "validation loss": "eval_loss"}
 """How the transformers Trainer heads its columns in a notebook; Unsloth adds all other metrics, as `rewards / a`."""
@@ -129,4 +129,8 @@ def _head(cells: list[str]) -> list[str] | None:
     if len({*names}) < len(names):
         return None
     is_log = any(map(generic, names)) or bool(writers(names))
+    taken = {*metric_quantities(names).values()}
+    if "accuracy" in taken and "reward" not in taken:
+        # Of a classifier, whose evaluation has both: the name says that its loss is of held-out data.
+        names = ["val_loss" if name == "eval_loss" else name for name in names]
     return names if is_log and not {*lower} & OF_ROLLOUTS else None
