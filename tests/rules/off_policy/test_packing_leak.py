@@ -112,4 +112,4 @@ def test_false_alarms():
 def test_a_clean_verdict_says_how_large_a_ratio_it_excludes():
     (excluded,) = report_on(steps(lambda place, position: 1 + 0.3 * place), trainer=None, select=[CODE]).excluded
     assert 1.3 < excluded.bound < 3
-    assert excluded.words.startswith("a gap behind the first row of a pack above ")
+    assert excluded.words.startswith("rules out a gap behind the first row of a pack above ")
