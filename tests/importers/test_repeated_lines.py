@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-import rolloutdoctor as rd
 from rolloutdoctor.importers.logs.printed import pairs
 from rolloutdoctor.importers.logs.repeated_lines import RepeatedBlocks, RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
-from rolloutdoctor.results.errors import InputError
 
 
 def steps(lines):
@@ -122,25 +120,3 @@ def test_a_bar_above_each_block_counts_it():
     assert [record.step for record in RepeatedBlocks().records([*lines, "9it [00:21, 1.9s/it]"])] == [*range(1, 7)]
     skipping = [line.replace("3it [", "4it [") for line in lines]
     assert {record.step for record in RepeatedBlocks().records(skipping)} == {None}
-
-
-@pytest.mark.parametrize(
-    ("line", "count"),
-    [
-        ("ppo_epoch_idx {n} approxkl 0.00{n} pg_loss -0.0{n} pg_clipfrac 0.0{n} ratio 1.0", 8),
-        ("epoch_idx={n}, approx_kl=0.00{n}, pg_loss=-0.0{n}, pg_clipfrac=0.0{n}", 8),
-        ("  minibatch {n} | policy_loss: -0.0{n} | pg_clip_frac: 0.0{n} | approx_kl: 0.00{n}", 8),
-        ("ppo_epoch_idx {n} pg_loss -0.0{n} seconds 1.{n}", 0),
-    ],
-)
-def test_lines_of_updates_without_a_step_are_counted(tmp_path, line, count):
-    path = tmp_path / "ppo.txt"
-    path.write_text("".join(line.format(n=n % 4) + "\n" for n in range(8)))
-    if not count:
-        with pytest.raises(InputError, match="no line has a step"):
-            rd.check(path)
-        return
-    report = rd.check(path)
-    assert report.input.steps == count
-    assert any("they are numbered from 1" in note for note in report.notes)
-    assert "clip_fraction" in {vital.name for vital in report.vitals}
