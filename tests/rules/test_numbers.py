@@ -341,7 +341,7 @@ NO_LEVELS = {
 
 @pytest.mark.parametrize("case", NO_LEVELS)
 def test_a_few_high_steps_are_no_level_from_which_a_reward_collapses(case):
-    """Of 100 runs of each 18, 17, 98 and 100 collapsed while the noise was that of the quiet start."""
+    """Some runs of each collapsed while the noise was that of the quiet start."""
     told = [diagnose_log("RDT005", reward=list(NO_LEVELS[case](np.random.default_rng(seed)))) for seed in range(12)]
     assert told == ["RDT005 clean"] * 12
 
