@@ -152,7 +152,7 @@ class SavedRun(Run):
         for other_name, other in others:
             if _part(other_name, other).whole != part.whole:
                 raise InputError(
-                    f"{name} and {other_name} are no parts of one run: its columns, what its files say of it, or its "
+                    f"{name} and {other_name} are not parts of one run: its columns, what its files say of it, or its "
                     "logged metrics differ; give each command all files and the log of the run, and other --steps"
                 )
             if other.files != first.files and "sample_id" not in first.columns:

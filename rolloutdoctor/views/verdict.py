@@ -141,7 +141,7 @@ def _of_faults(faults: list[Finding], report: Report) -> str:
     sentence = as_sentence(worst.headline) + _story(worst, report)
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
     if share is not None and share.value and isfinite(share.value) and shown(share) not in sentence:
-        sentence += f"; this affects {shown(share)} of the log-prob gradient"
+        sentence += f"; this changes the log-prob gradient by {shown(share)}"
     return f"{sentence}. To fix it: {worst.advice}.{_others(faults[1:])}"
 
 

@@ -99,7 +99,7 @@ def test_states_that_do_not_fit_are_refused_in_a_sentence(rolloutdoctor, state, 
     rolloutdoctor("plot", "gradient", RUN, "--steps", "2:4", *fix, "--save-state", again)
     assert "both hold train rows of step 2" in refusal("plot", "gradient", state, again, *fix, *picture)
     rolloutdoctor("plot", "gradient", RUN.with_name("healthy.parquet"), *fix, "--save-state", again)
-    assert "are no parts of one run" in refusal("plot", "gradient", state, again, *fix, *picture)
+    assert "are not parts of one run" in refusal("plot", "gradient", state, again, *fix, *picture)
     rolloutdoctor("check", RUN, "--steps", "3:4", "--save-state", again)
     assert "is the state of a check" in refusal("plot", "gradient", state, again, *fix, *picture)
     assert "--save-state: a log alone" in refusal(
