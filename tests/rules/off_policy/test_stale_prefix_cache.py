@@ -67,7 +67,7 @@ def test_a_weak_drift_is_told_from_what_all_prompts_grow_by():
 
 def test_clean_says_what_it_excludes():
     (bound,) = report_on(run(lambda step, first: step), trainer=None, select=[CODE]).excluded
-    assert bound.words.startswith("a growth of the gap after recurring prompts above 1.")
+    assert bound.words.startswith("rules out a growth of the gap after recurring prompts above 1.")
     assert bound.estimate < bound.bound < bound.limit == 3
 
 
