@@ -85,7 +85,7 @@ def test_verdict_and_diff(rolloutdoctor, rejected):
     path, total = rejected
     share = shown(total["spurious_share_l1"])
     said = " ".join(rolloutdoctor("check", path, "-q").stdout.split())
-    assert f"; {share} of the log-prob gradient" in said
+    assert f"; this changes the log-prob gradient by {share}." in said
     found = " ".join(rolloutdoctor("diff", path, "--fix", "rejected-rows").stdout.split())
     assert f"spurious share {share} (L1)" in found
 
