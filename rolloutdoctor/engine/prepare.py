@@ -177,10 +177,10 @@ def whole_context(
         splits_unknown=metadata.splits_unknown,
         made_by=(metadata.trainer, metadata.trainer_version),
         world_size=metadata.world_size,
-        counted_steps=metrics.counted_steps,
-        environment=metrics.environment,
+        counted_steps=metrics.facts.counted_steps,
+        environment=metrics.facts.environment,
         loss_below_0=_is_below_0(metrics, "loss"),
-        part=metrics.part,
+        part=metrics.facts.part,
         total_steps=metadata.total_steps,
         settings=tuple(
             setting

@@ -15,7 +15,7 @@ from rolloutdoctor.engine.part_states import run_identity
 from rolloutdoctor.engine.parts import Executor, Work, tree_sum
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.run_state import RunState
-from rolloutdoctor.engine.state_file import LOGGED, GatheredPart, LogFacts, SavedState
+from rolloutdoctor.engine.state_file import LOGGED, GatheredPart, SavedState
 from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.progress import Progress
@@ -75,9 +75,6 @@ def _saved(work: Gathering, run: Run, steps: StepRange, split: str | None, comma
     seen = tuple(sorted(key for key in keys if split in (None, key.split)))
     metrics = run.metrics
     lines = [(*key, *value) for key in metrics.steps() for value in metrics.at(key).items() or ((None, None),)]
-    log = LogFacts(
-        metrics.digits(), metrics.lines, metrics.total_steps, metrics.counted_steps, metrics.environment, metrics.part
-    )
     tables = {**whole.tables, LOGGED: pl.DataFrame(lines, _LOGGED, orient="row")}
     part = GatheredPart(
         command=command,
@@ -89,7 +86,9 @@ def _saved(work: Gathering, run: Run, steps: StepRange, split: str | None, comma
         ),
         keys=tuple((*key, rows) for key, rows in sorted(keys.items())),
         unread=run.unread,
-        log=log,
+        digits=metrics.digits(),
+        lines=metrics.lines,
+        facts=metrics.facts,
         gathered=replace(whole, rules=RunState(), tables=tables),
     )
     state = whole.rules if work.measured else RunState(seen=seen)
@@ -249,11 +248,7 @@ def _metrics(part: GatheredPart) -> LoggedMetrics:
         of_step = values.setdefault(StepKey(step, split), {})
         if name is not None:
             of_step[name] = value
-    log = part.log
-    metrics = LoggedMetrics(values, digits=log.digits, lines=log.lines)
-    metrics.total_steps, metrics.counted_steps = log.total_steps, log.counted_steps
-    metrics.environment, metrics.part = log.environment, log.part
-    return metrics
+    return LoggedMetrics(values, digits=part.digits, lines=part.lines, facts=part.facts)
 
 
 def saved_parts(parts: Sequence[tuple[str, SavedState]]) -> tuple[SavedRun, SavedParts]:

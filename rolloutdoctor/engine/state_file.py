@@ -16,7 +16,7 @@ from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.io.metrics import LogFacts, LoggedMetrics
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import InputError
@@ -66,18 +66,6 @@ class TrainerInfo:
     unknown: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class LogFacts:
-    """What `LoggedMetrics` knows beside the values; see there."""
-
-    digits: Mapping[str, tuple[Digits, ...]]
-    lines: frozenset[int]
-    total_steps: int | None
-    counted_steps: bool
-    environment: str
-    part: str
-
-
 @dataclass(frozen=True, eq=False)
 class GatheredPart:
     """What a command other than `check` gathered of a part of a run, and what that knew of the run before its rows.
@@ -90,7 +78,9 @@ class GatheredPart:
         keys: step, split and number of rows of each step of the part, of both splits.
         files: path and stamp of each file of the whole run.
         unread: columns that mean nothing here.
-        log: of the metrics of the whole run, whose values are the table `LOGGED`.
+        digits: of the metrics of the whole run, whose values are the table `LOGGED`; as in `LoggedMetrics`.
+        lines: of these metrics.
+        facts: of their log.
         gathered: all but what the rules measured.
     """
 
@@ -101,7 +91,9 @@ class GatheredPart:
     keys: tuple[tuple[int, str, int], ...]
     files: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
-    log: LogFacts
+    digits: Mapping[str, tuple[Digits, ...]]
+    lines: frozenset[int]
+    facts: LogFacts
     gathered: Gathered
 
 

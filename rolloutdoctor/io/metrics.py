@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -26,18 +27,16 @@ from rolloutdoctor.results.errors import DataError, InputError, SchemaError, Sev
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
 
 
-class LoggedMetrics:
-    """Metrics by step and split; false if there are none.
+@dataclass(frozen=True)
+class LogFacts:
+    """What a log says of its run beside the values.
 
     Attributes:
-        left_out: names that were logged, but of which values were left out by `by_batch`.
-        windows: the steps that the values left out are means over, in order.
-        lines: steps of training at which something was logged.
         total_steps: optimizer steps that the run was planned for; None if its log does not say.
         counted_steps: whether the lines of the log say no step, so that they are numbered from 1.
+        environment: of Gymnasium that the text of the log names; empty if it names none.
         begins: of a text, the line after which the run that was read begins, and that of its first number; of a
             notebook, the cells of these lines.
-        environment: of Gymnasium that the text of the log names; empty if it names none.
         part: which of the runs in its log it is, where there are several.
         others: paths of the other runs in its log, the longest first, where no run was asked for.
     """
@@ -49,6 +48,17 @@ class LoggedMetrics:
     part: str = ""
     others: tuple[str, ...] = ()
 
+
+class LoggedMetrics:
+    """Metrics by step and split; false if there are none.
+
+    Attributes:
+        left_out: names that were logged, but of which values were left out by `by_batch`.
+        windows: the steps that the values left out are means over, in order.
+        lines: steps of training at which something was logged.
+        facts: what the log says beside the values.
+    """
+
     def __init__(
         self,
         values: Mapping[StepKey, Mapping[str, float]] | None = None,
@@ -56,9 +66,10 @@ class LoggedMetrics:
         windows: tuple[Window, ...] = (),
         digits: Mapping[str, tuple[Digits, ...]] | None = None,
         lines: frozenset[int] | None = None,
+        facts: LogFacts | None = None,
     ) -> None:
         self._values = dict(values or {})
-        self.left_out, self.windows, self._digits = left_out, windows, digits
+        self.left_out, self.windows, self._digits, self.facts = left_out, windows, digits, facts or LogFacts()
         self.lines = frozenset(key.step for key in self._values if key.split == TRAIN) if lines is None else lines
 
     def at(self, key: StepKey) -> Mapping[str, float]:
@@ -167,11 +178,7 @@ class LoggedMetrics:
         if not more:
             return self
         values = {key: {**metrics, **more.get(key, {})} for key, metrics in self._values.items()}
-        log = LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines)
-        log.total_steps, log.counted_steps = self.total_steps, self.counted_steps
-        log.environment, log.begins = self.environment, self.begins
-        log.part, log.others = self.part, self.others
-        return log
+        return LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines, self.facts)
 
     def __contains__(self, key: StepKey) -> bool:
         return key in self._values

@@ -1,6 +1,7 @@
 """Read logs of numbers, one or several of one run."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import StepKey
@@ -9,6 +10,7 @@ from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.table import detect
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source
 from rolloutdoctor.io.metrics import (
+    LogFacts,
     LoggedMetrics,
     check_one_log,
     contradiction,
@@ -89,7 +91,7 @@ def is_of_evaluations(path: str) -> bool:
 def of_one_run(tables: list[tuple[str, LoggedMetrics]], notes: ReaderNotes) -> LoggedMetrics:
     """Return logs as one, as `read_logs` does, which has read them."""
     first = tables[0][0]
-    total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
+    total = max((table.facts.total_steps for _, table in tables if table.facts.total_steps), default=None)
     tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in _of_steps(tables, notes)]
     check_one_log(tables)
     named = [(name, writers) for name, table in tables if (writers := _writers_of(table))]
@@ -103,12 +105,13 @@ def of_one_run(tables: list[tuple[str, LoggedMetrics]], notes: ReaderNotes) -> L
     for name, table in reversed(tables[:-1]):
         for key, metric, value, last in differences(table, log):
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
-    log.total_steps = total
-    log.environment = next((table.environment for _, table in tables if table.environment), "")
-    if len(tables) == 1:
-        (_, only), *_ = tables
-        log.begins, log.part, log.others = only.begins, only.part, only.others
-    log.counted_steps = all(table.counted_steps for _, table in tables)
+    facts = [table.facts for _, table in tables]
+    log.facts = replace(
+        facts[0] if len(facts) == 1 else LogFacts(),
+        total_steps=total,
+        counted_steps=all(of_log.counted_steps for of_log in facts),
+        environment=next((of_log.environment for of_log in facts if of_log.environment), ""),
+    )
     if not any(log.at(key) for key in log.steps()):
         raise InputError(f"{first}: no number was logged there")
     return log
@@ -176,12 +179,11 @@ def _read_log(log: Source, notes: ReaderNotes, prefix: str) -> LoggedMetrics:
         (StepKey(step, split), {f"{prefix}{name}": value for name, value in numbers.items()} if prefix else numbers)
         for step, split, numbers in read_log(log, of_log)
     )
-    metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
-    metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
-    metrics.environment, metrics.begins, metrics.part = of_log.environment, of_log.begins, of_log.part
+    values = values_by_step(entries, log.name, notes)
     file = of_log.file or log.path
-    metrics.others = tuple(f"{file}/{number}" for number in of_log.others if Path(file).is_file())
-    return metrics
+    others = tuple(f"{file}/{number}" for number in of_log.others if Path(file).is_file())
+    facts = LogFacts(of_log.total_steps, of_log.counted_steps, of_log.environment, of_log.begins, of_log.part, others)
+    return LoggedMetrics(values, facts=facts)
 
 
 def tell_generic_names(names: Collection[str], tell: Callable[[str], None]) -> None:

@@ -95,7 +95,7 @@ _OF_SUPERVISED = frozenset({"loss", "grad_norm", "learning_rate"})
 
 def _of_this_kind(stated: list[Stated], metrics: LoggedMetrics, tell: Callable[[str], None]) -> list[Stated]:
     """Return options but for those beside the log of another training, such as the fine-tuning before it."""
-    kind, names = training_kind(metrics.names(), metrics.environment), metrics.names()
+    kind, names = training_kind(metrics.names(), metrics.facts.environment), metrics.names()
     losses = [loss for key in metrics.steps() if (loss := metrics.at(key).get("loss")) is not None]
     # The loss of a policy may be below 0.
     is_supervised = kind == LOSSES and names >= _OF_SUPERVISED and min(losses, default=0.0) >= 0
@@ -109,7 +109,7 @@ def _of_this_kind(stated: list[Stated], metrics: LoggedMetrics, tell: Callable[[
 
 def _as_read(metrics: LoggedMetrics) -> ReadLog:
     """Return what a log says of its options."""
-    return ReadLog(writers(metrics.names()), metrics.names(), metrics.begins, is_alone=not metrics.part)
+    return ReadLog(writers(metrics.names()), metrics.names(), metrics.facts.begins, is_alone=not metrics.facts.part)
 
 
 def _of_logs(logs: Sequence[Source], paths: Sequence[str], tell: Callable[[str], None]) -> Run:
@@ -130,7 +130,7 @@ def _of_logs(logs: Sequence[Source], paths: Sequence[str], tell: Callable[[str],
     stated = _of_this_kind(stated_beside(paths, logs, tell, _as_read(metrics)), metrics, notes)
     # Of trainers that share their names, what is stated decides.
     writer = next((TRAINERS[config.trainer] for config in stated if config.trainer in writers(metrics.names())), writer)
-    metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
+    metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.facts.total_steps)
     return Run((), metadata, with_group_share(metrics, metadata.config.get(GROUPS), notes), logs, notes=notes)
 
 
@@ -188,7 +188,7 @@ def _completed_by(log_paths: Sequence[str], run: Run, tell: Callable[[str], None
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
             run.metadata = completed(run.metadata, stated_beside((), logs, tell, _as_read(metrics)), tell, writer)
-        run.metadata = run.metadata.with_total_steps(metrics.total_steps)
+        run.metadata = run.metadata.with_total_steps(metrics.facts.total_steps)
     return run
 
 

@@ -176,7 +176,7 @@ def _by_values(logs: Sequence[str]) -> Iterator[NamedRun]:
     runs: list[list[tuple[str, LoggedMetrics | None]]] = []
     for path in sorted(logs, key=is_of_evaluations):
         table = _quietly(partial(read_logs, [Source.of(path)]))
-        if (table is None or table.others) and len(inside := list(_of_file(path))) > 1:
+        if (table is None or table.facts.others) and len(inside := list(_of_file(path))) > 1:
             yield from inside
             continue
         of_one = (run for run in runs if table and all(other and not are_apart(other, table) for _, other in run))

@@ -30,7 +30,7 @@ def of_worst_run(run: Run, report: Report, options: CheckOptions | None) -> Repo
         report: of that run, which stays where no other one has a worse fault.
         options: what to check of the others, and how; None: they are not checked, and the report says so.
     """
-    others = run.metrics.others if run.metrics_only else ()
+    others = run.metrics.facts.others if run.metrics_only else ()
     if not others:
         return report
     # The folder of a run of wandb holds the file that its runs lie in.
