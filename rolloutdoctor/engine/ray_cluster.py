@@ -258,15 +258,15 @@ class _Turns:
         if name == "MemoryError":
             return self._again(part, waiting, f"the node had no memory left for {part.words}")
         if name == "InputError" or error_type is None:
-            return self._again(part, waiting, message, error_type or InputError)
+            return self._again(part, waiting, message)
         self._fail(part, error_type(message))
 
-    def _again(self, part: Part, waiting: list[Part], message: str, kind: Any = InputError) -> None:  # noqa: ANN401
+    def _again(self, part: Part, waiting: list[Part], message: str) -> None:
         count = self._failures[part.number] = self._failures.get(part.number, 0) + 1
         if count < self._attempts:
             waiting.append(part)
         else:
-            self._fail(part, kind(f"{message}; tried {count} times" if count > 1 else message))
+            self._fail(part, InputError(f"{message}; tried {count} times" if count > 1 else message))
 
     def _fail(self, part: Part, error: RolloutDoctorError) -> None:
         if self._is_wanted(part):
