@@ -76,3 +76,19 @@ def test_no_sum_in_an_order_that_the_processor_chooses():
                     solvers.add((".".join(parts[-2:]), file))
     assert products == set()
     assert solvers == SOLVERS.keys()
+
+
+@pytest.mark.slow
+def test_a_module_gives_a_name_to_one_thing():
+    """The second constant of a name changes what reads the first one, and no linter says so."""
+    twice = []
+    for file, path in MODULES.items():
+        names = [
+            target.id
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        ]
+        twice += [f"{file}: {name}" for name in set(names) if names.count(name) > 1]
+    assert not twice

@@ -5,7 +5,8 @@ import polars as pl
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, series, step_at
-from rolloutdoctor.rules.series import Ends, crossing, ends, shift
+from rolloutdoctor.rules.series import Ends, crossing, ends
+from rolloutdoctor.rules.shift import shift
 from rolloutdoctor.rules.table_rule import Measured
 
 

@@ -8,7 +8,8 @@ from rolloutdoctor.rules.base import Context, Judgement, counted, kl_coefficient
 from rolloutdoctor.rules.measures.kl_passed import fell_back
 from rolloutdoctor.rules.measures.reward_rise import may_have_risen, rose_by, rose_since
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, logged, series, step_at
-from rolloutdoctor.rules.series import change_of_means, ends, memory, shift
+from rolloutdoctor.rules.series import change_of_means, ends, memory
+from rolloutdoctor.rules.shift import shift
 from rolloutdoctor.rules.table_rule import Measured
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_n
 from rolloutdoctor.rules.logged_quantities import not_logged
 from rolloutdoctor.rules.measures.longer_responses import longer_responses
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
-from rolloutdoctor.rules.series import Ends, ends, shift, smoothed
+from rolloutdoctor.rules.series import Ends, ends, smoothed
+from rolloutdoctor.rules.shift import shift
 from rolloutdoctor.rules.table_rule import Measured
 
 

@@ -19,9 +19,9 @@ from rolloutdoctor.rules.series import (
     error_of_answers,
     fall_from_best_fifth,
     leaves,
-    shift,
     smoothed,
 )
+from rolloutdoctor.rules.shift import shift
 from rolloutdoctor.rules.table_rule import Measured
 
 
