@@ -65,9 +65,6 @@ def parts_of(objective: Objective) -> dict[str, str]:
     return parts
 
 
-_QUIET = ("votes", "alone", "unequal", "ids")
-"""Axes that a sentence leaves out where they say what is usual."""
-
 _USUAL = ("all rows count in the baseline", "a single row keeps its raw reward", "a single row gets 0")
 
 
