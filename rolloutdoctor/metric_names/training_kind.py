@@ -57,8 +57,9 @@ OF_ANY_UPDATE = frozenset({"loss", "grad_norm", "learning_rate", "tokens", "toke
 """Quantities that an update has whatever it is of."""
 _OF_POLICY = re.compile(
     r"(?i)reward|advantage|rollout|kl|clip|ratio|policy|actor|critic|value|entropy|complet|respons|grpo|ppo|score|acc"
+    r"|positive"
 )
-"""Words of metrics of reinforcement learning; an accuracy may be its reward."""
+"""Words of metrics of reinforcement learning; an accuracy may be its reward, and positive are samples it rewards."""
 _HELD_OUT_LOSS = re.compile(r"(?i)(val|valid|validation|eval|evaluation|dev|test)[_/ ]loss")
 _DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill(ation)?)($|/|_(loss|kl))")
 
@@ -97,6 +98,8 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
     ('supervised training', 'reinforcement learning')
     >>> training_kind(["train/loss", "train/learning_rate", "eval/loss"])
     'losses alone, as supervised fine-tuning writes it'
+    >>> training_kind(["train/loss", "train/positive_nll_loss"])
+    'reinforcement learning'
     """
     bare = {re.sub(r"^(train|eval)[/_]", "", name) for name in names}
     if sum(name in bare for name in _PAIRS) >= _FEWEST_PAIRS:
