@@ -167,6 +167,18 @@ def test_a_loss_of_0_beside_a_gradient_is_explained_of_one_line(tmp_path, norm, 
     assert verdict(report).startswith("The loss is 0 only as printed") is (said is not None)
 
 
+@pytest.mark.parametrize(
+    ("lines", "severity", "where"), [(2, "info", "all 2 logged steps"), (3, "warning", "all 3 logged steps")]
+)
+def test_a_function_whose_deviation_is_0_in_three_lines_gives_nothing(tmp_path, lines, severity, where):
+    """Not a penalty that nothing incurred."""
+    own = {f"rewards/{name}/{part}": 0.0 for name in ("a", "length_penalty") for part in ("mean", "std")}
+    path = jsonl(tmp_path / "log.jsonl", *[SWIFT | own] * lines)
+    found = finding(path, "RDT002")
+    words = f"1 reward function gave 0 to every response of {where}: a"
+    assert (found.severity.label, found.verdict, found.headline) == (severity, "confirmed", words)
+
+
 def test_functions_that_give_nothing_in_one_line_are_named(tmp_path):
     functions = {"rewards/a/mean": 0.0, "rewards/a/std": 0.0, "rewards/b/mean": 0.0, "rewards/b/std": 0.31415}
     found = finding(jsonl(tmp_path / "log.jsonl", SWIFT | functions), "RDT002")

@@ -610,6 +610,18 @@ def test_a_function_that_changes_now_and_then_is_none(means, stds, tmp_path):
     assert of_functions(tmp_path, means, stds) is None
 
 
+def test_a_deviation_of_0_with_six_digits_proves_a_constant_reward(tmp_path):
+    """As a notebook's table prints it."""
+    zero, lengths = ["0.000000"] * 12, [f"{200 + step:.6f}" for step in range(12)]
+    lines = [
+        f"{{'reward': {a}, 'reward_std': {a}, 'rewards/o/mean': {a}, 'rewards/o/std': {a}, 'completion_length': {b}}}"
+        for a, b in zip(zero, lengths, strict=True)
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    (found,) = rd.check(tmp_path / "train.log", select=["RDT002"]).findings
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+
+
 def test_a_zero_may_be_what_the_options_say(tmp_path):
     """A function without weight, or a penalty that nothing incurred."""
     zero = [0.0] * STEPS

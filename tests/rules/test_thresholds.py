@@ -300,6 +300,22 @@ BOUNDARIES = [
         "trl",
         factor=10.0,
     ),
+    # A deviation that is printed as 0.0000 may be half of a tenth of a thousandth, as of 0.000000 it may not.
+    Boundary(
+        "RDT002",
+        "coarse_spread",
+        *(
+            {
+                "reward": [round(0.4321 + 0.0133713 * step, decimals) for step in range(5)],
+                "rewards/format/mean": [0.0] * 5,
+                "rewards/format/std": [0.0] * 5,
+            }
+            for decimals in (4, 6)
+        ),
+        ("info", "warning"),
+        "trl",
+        factor=10.0,
+    ),
     # Of a log with two decimals a deviation of 0 may be half a hundredth.
     Boundary(
         "RDT002",

@@ -52,6 +52,8 @@ class ConstantReward(NumbersRule):
 
     lasting: int = 3
     coarse: float = 1e-3
+    coarse_spread: float = 1e-5
+    """Unit of a deviation that is printed as 0: what is smaller is far below the 1e-4 that is added to it."""
     mostly: float = 0.9
 
     def inapplicable_reason(self, context: Context) -> str | None:
@@ -77,22 +79,22 @@ class ConstantReward(NumbersRule):
         return self._all_zero(run, context) or self._zero_functions(run, context)
 
     def _zero_functions(self, run: Measured, context: Context) -> Judgement | None:
-        """Name the functions that gave 0 to every response of few lines: information, since later ones may differ."""
+        """Name the functions that gave 0 to every response of few lines."""
         table = run.table
-        names, is_zero = zero_functions(table, context, self.coarse)
+        names, is_zero = zero_functions(table, context, self.coarse, self.coarse_spread)
         if not names:
             return None
         where = f"step {step_at(run, 0)}" if len(table) == 1 else f"all {len(table):,} logged steps"
         listed = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
         gave = "gave 0 to every response of" if is_zero else f"{'has' if len(names) == 1 else 'have'} a mean of 0 in"
         return Judgement(
-            severity=Severity.INFO,
+            severity=Severity.WARNING if is_zero and len(table) >= self.lasting else Severity.INFO,
             confirmed=True,
             headline=(words := f"{counted(len(names), 'reward function')} {gave} {where}: {listed}"),
             message=f"{'Mean and std' if is_zero else 'The mean'} of {', '.join(names)} "
             f"{'are' if is_zero else 'is'} exactly 0 in {where}.",
             evidence=f"the logged means{' and standard deviations' if is_zero else ''} of the functions",
-            advice="look whether later steps differ; else run these functions on some responses",
+            advice=f"call {names[0]} on some responses: check what it returns and which exceptions it swallows",
             measures={"constant_functions": Measure(len(names), "functions")},
             remark=words,
             hinders=True,
@@ -144,7 +146,7 @@ class ConstantReward(NumbersRule):
     def _flat(self, run: Measured, context: Context) -> str:
         """Say why nothing is learned from a reward that never changes; empty where nothing shows it."""
         spread, share, norm = (logged(run, name) for name in ("reward_std", "zero_variance_share", "grad_norm"))
-        equal = spread is not None and not spread.any() and not is_rounded(context, "reward_std")
+        equal = spread is not None and not spread.any() and not is_rounded(context, "reward_std", self.coarse_spread)
         extremes = (run.table["reward_min"] == run.table["reward_max"]).fill_null(value=False)
         if equal or (share is not None and share.min() == 1) or extremes.all():
             return "the rewards of every group are equal, so every advantage is 0"
@@ -154,7 +156,8 @@ class ConstantReward(NumbersRule):
     def _of_functions(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the functions of a reward that changes."""
         constant = sorted(
-            constant_functions(run.table, context, self.fewest), key=lambda term: (term.solved, term.since, term.name)
+            constant_functions(run.table, context, self.fewest, self.coarse_spread),
+            key=lambda term: (term.solved, term.since, term.name),
         )
         if not constant:
             return None

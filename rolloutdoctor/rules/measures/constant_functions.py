@@ -55,32 +55,43 @@ def functions_of(context: Context) -> Mapping[str, tuple[str, str | None]]:
     return {} if "rewards" in context.columns else functions(context.metrics)
 
 
-def zero_functions(table: pl.DataFrame, context: Context, coarse: float) -> tuple[list[str], bool]:
+def zero_functions(
+    table: pl.DataFrame, context: Context, coarse: float, coarse_spread: float
+) -> tuple[list[str], bool]:
     """Return the functions that gave 0 throughout, and whether their deviations prove that of every response.
+
+    Not a penalty that nothing incurred, nor those of options that give one no weight.
 
     Args:
         table: some lines of the log.
         context: what is logged.
         coarse: unit of the last digit from which on a mean may have been rounded to 0.
+        coarse_spread: the same of a deviation.
     """
     zero = [
         (name, spread)
         for name, (metric, spread) in functions_of(context).items()
         if len(table) and (table[metric] == 0).all() and not may_round(context, metric, coarse)
+        if not _is_spared(name, context) and (spread is None or (table[spread] == 0).fill_null(value=False).all())
     ]
-    proved = [name for name, spread in zero if spread and (table[spread] == 0).all()]
+    proved = [name for name, spread in zero if spread and not may_round(context, spread, coarse_spread)]
     # Rewards of both signs may have a mean of 0 once, and hardly twice.
-    return proved or [name for name, spread in zero if not spread and len(table) > 1], bool(proved)
+    return proved or [name for name, _ in zero if len(table) > 1], bool(proved)
 
 
-def constant_functions(table: pl.DataFrame, context: Context, fewest: int) -> Iterator[Constant]:
+def constant_functions(table: pl.DataFrame, context: Context, fewest: int, coarse_spread: float) -> Iterator[Constant]:
     """Yield the functions whose mean is one number to the end of a log, for so many steps and half of it.
 
     Not by chance: a value that earlier steps had now and then may hold for some steps.
+
+    Args:
+        table: the lines of the log.
+        context: what is logged.
+        fewest: such steps.
+        coarse_spread: unit of the last digit from which on a deviation may have been rounded to 0.
     """
     import numpy as np
 
-    unweighted = _has_weight_of_zero(context)
     for name, (metric, spread) in functions_of(context).items():
         finite = table.drop_nulls(metric).filter(pl.col(metric).is_finite())
         values = finite[metric].to_numpy()
@@ -93,15 +104,18 @@ def constant_functions(table: pl.DataFrame, context: Context, fewest: int) -> It
         stds = None if spread is None else finite[spread][len(before) :].fill_null(float("nan")).to_numpy()
         if stds is not None and np.nanmax(stds, initial=0.0) > 0:
             continue
-        spared = unweighted or any(word in name.lower() for word in ("penalt", "punish"))
-        passes = value > 0 or (value == 0 and spared) if not len(before) else value > float(np.median(before))
+        passes = (
+            value > 0 or (value == 0 and _is_spared(name, context))
+            if not len(before)
+            else value > float(np.median(before))
+        )
         yield Constant(
             name=name,
             value=value,
             since=int(finite["step"][len(before)]),
             steps=held,
             whole=not len(before),
-            proved=stds is not None and not np.isnan(stds).any() and not may_round(context, str(spread)),
+            proved=stds is not None and not np.isnan(stds).any() and not may_round(context, str(spread), coarse_spread),
             solved=passes or value == SOLVED,
         )
 
@@ -110,6 +124,11 @@ def _is_chance(same: "NDArray[np.bool_]", held: int) -> bool:
     """Tell whether a value that earlier steps had now and then may hold so long: of a success that is rare."""
     share = (int(same.sum()) + 1) / (len(same) + 1) if len(same) else 0.0
     return float(share**held) > CHANCE
+
+
+def _is_spared(name: str, context: Context) -> bool:
+    """Tell whether 0 throughout may be right: of a penalty, or where a function has no weight."""
+    return any(word in name.lower() for word in ("penalt", "punish")) or _has_weight_of_zero(context)
 
 
 def _has_weight_of_zero(context: Context) -> bool:
