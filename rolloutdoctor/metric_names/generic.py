@@ -74,7 +74,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "ratio_max": ("importance_ratio_max", "prefix_importance_ratio_max", "prob_ratio_max", "policy_ratio_max"),
     "ratio_min": ("importance_ratio_min", "prob_ratio_min", "policy_ratio_min"),
-    "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
+    "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio", "pg_clipfrac", "pg_clip_frac"),
     "response_length": (
         *("response_length", "response_len", "resp_len", "completion_length", "completion_len"),
         *("mean_length", "avg_length", "mean_len", "avg_len"),

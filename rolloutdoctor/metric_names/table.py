@@ -76,8 +76,8 @@ _OF_ANY_TRAINER = frozenset(
 )
 """Quantities that mean the same whoever logs them: a number of one's own stands for one that the trainer lacks."""
 
-_OF_LOOPS = re.compile(r"(?:(?:train|rollout)/)?(?!kl_penalty|pg_loss|completion_length)[^/]+")
-"""How they name them, but for NeMo-RL's penalty, slime's loss and the length of TRL's first releases."""
+_OF_LOOPS = re.compile(r"(?:(?:train|rollout)/)?(?!kl_penalty|pg_loss|pg_clipfrac|completion_length)[^/]+")
+"""How they name them, but for NeMo-RL's penalty, slime's loss and clipping, and the length of TRL's first releases."""
 
 _OF_TRANSFORMERS = frozenset({"grad_norm", "learning_rate", "epoch"})
 

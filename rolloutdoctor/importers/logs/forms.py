@@ -8,6 +8,7 @@ from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, TRAINER
 from rolloutdoctor.importers.logs.pair_lines import Pairs
 from rolloutdoctor.importers.logs.printed import Form, Printed
 from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines, Updates
+from rolloutdoctor.importers.logs.rounds import Rounds
 from rolloutdoctor.importers.logs.step_lines import OPENRLHF, SLIME, VERL
 from rolloutdoctor.importers.logs.text_table import TextTable
 
@@ -22,6 +23,7 @@ FORMS: tuple[Form, ...] = (
     TextTable(),
     TWO_COLUMNS,
     WANDB_SUMMARY,
+    Rounds(),
     RepeatedLines(),
     ANY_DICT,
     _PAIRS,
@@ -32,7 +34,7 @@ FORMS: tuple[Form, ...] = (
 )
 """In the order in which they are tried: the narrowest first."""
 
-ANY_NAMES = FORMS[-7:]
+ANY_NAMES = FORMS[-8:]
 """Forms that no trainer's names or layout tell."""
 
 
