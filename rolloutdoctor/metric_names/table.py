@@ -45,17 +45,21 @@ _MARKS = {
 """Names of no quantity that distinguish trainers with the names of each other."""
 
 _BOOKKEEPING = re.compile(
-    r"epoch|(ppo|grpo)_(ep|epoch|iter)|eps|episode|(\w+/)?step|total_steps|percentage|(elapsed|remaining)_time.*|consumed_samples|global_batch_size"
+    r"(training/)?epoch|(ppo|grpo)_(ep|epoch|iter)|eps|episode|(\w+/)?step|total_steps|percentage|(elapsed|remaining)_time.*|consumed_samples|global_batch_size"
     r"|total_flos|num_tokens|rollout/zero_std/count_.*|train_(runtime|samples_per_second|steps_per_second)"
+    r"|((actor|critic|train)/)?(perf|profiling|system|time|timeperf|timing|timing_s|timing_per_token_ms)/.*"
+    r"|global_seqlen/.*|_(runtime|timestamp|step)"
 )
-"""Counters and clocks, which say nothing of the training by themselves."""
+"""Counters, clocks, and the use of the machine, which say nothing of the training by themselves."""
 
 
 def is_bookkeeping(name: str) -> bool:
-    """Tell a counter, a clock, or a name that only says which trainer logs.
+    """Tell a counter, a clock, a use of the machine, or a name that only says which trainer logs.
 
     >>> is_bookkeeping("epoch"), is_bookkeeping("val/num_eos_tokens"), is_bookkeeping("train/accuracy")
     (True, True, False)
+    >>> is_bookkeeping("timing_s/gen"), is_bookkeeping("actor/perf/max_memory_allocated_gb")
+    (True, True)
     """
     return _BOOKKEEPING.fullmatch(name) is not None or name in _no_quantity()
 
