@@ -35,12 +35,14 @@ class AllTruncated(TableRule):
     length is the largest, or if every row has a `status` of length or truncated. All steps of a run, at least
     three: an error, unless one response finished. Five consecutive steps with a joint share of at least 90 %: a
     warning, if the share of the whole run is as large, or if theirs is above it by four standard errors of its
-    step-to-step variation. A quarter of all responses in ten steps or more, or a third of those in fewer: information,
-    said first where no fault was found. If a log has no share, a mean length that is one integer, and the largest,
-    in the last ten lines or more is the length of every response: a warning, exposed; in a quarter of all lines, ten at
-    least, information, from 90 % a warning. A mean length of 90 % of the limit, which an option states or nine of ten
-    lines reach with their longest response, is information, exposed (`mean_length`). If at least 90 % of the steps had
-    rewards that differ within groups, the task may fix the length, and all steps are a warning too.
+    step-to-step variation. A quarter of all responses in ten steps or more, or a third of those in fewer:
+    information, said first where no fault was found; so is a quarter of those in the last third of ten steps or
+    more, where it is above that of the first by four standard errors. If a log has no share, a mean length that is
+    one integer, and the largest, in the last ten lines or more is the length of every response: a warning, exposed;
+    in a quarter of all lines, ten at least, information, from 90 % a warning. A mean length of 90 % of the limit,
+    which an option states or nine of ten lines reach with their longest response, is information, exposed
+    (`mean_length`). If at least 90 % of the steps had rewards that differ within groups, the task may fix the
+    length, and all steps are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths
     differ, so a share counts only if the mean length is at least that share of the largest. Lengths below the
@@ -79,7 +81,10 @@ class AllTruncated(TableRule):
     """Share of responses cut off over `window` steps."""
 
     errors: float = 4.0
-    """Standard errors of the mean of `window` steps: one in 30,000 such stretches is so far above by chance."""
+    """Standard errors of the mean of `window` steps: one in 30,000 such stretches is so far above by chance.
+
+    The same between the first and the last third.
+    """
 
     window: int = 5
 
@@ -252,10 +257,10 @@ class AllTruncated(TableRule):
                 evidence=source,
                 advice=advice,
             )
-        streak = self._streak(table)
-        if streak is None:
-            many = many_truncated(run, lines(windows), self._large(windows), source, advice)
-            return many or without_end(run, context, lines(windows), self._large(windows), is_below=False)
+        if (streak := self._streak(table)) is None:
+            least, over = self._large(windows), lines(windows)
+            many = many_truncated(run, over, least, source, advice, fewest=self.long, errors=self.errors)
+            return many or without_end(run, context, over, least, is_below=False)
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,

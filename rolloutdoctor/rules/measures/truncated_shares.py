@@ -4,21 +4,45 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, percent
+from rolloutdoctor.rules.series import thirds
 from rolloutdoctor.rules.table_rule import Measured
 
 
-def many_truncated(run: Measured, lines: str, least: float, source: str, advice: str) -> Judgement | None:
-    """Information on a share that is `least` or more throughout."""
-    share = run["truncated_share"]
-    if share is None or share < least:
+def many_truncated(
+    run: Measured, lines: str, least: float, source: str, advice: str, *, fewest: int, errors: float
+) -> Judgement | None:
+    """Information on a share that is `least` or more throughout, or came to be that.
+
+    Args:
+        run: how the responses of each step ended.
+        lines: steps, in words.
+        least: share that is told.
+        source: of the shares.
+        advice: what to do.
+        fewest: steps of which thirds are compared.
+        errors: standard errors between the first and the last third that are no noise.
+    """
+    share, shares = run["truncated_share"], run.table["share"].to_numpy()
+    if share is None or not len(shares):
         return None
+    first, last, change, error = thirds(shares) if len(shares) >= fewest else (share, share, 0.0, 0.0)
+    grew = change > errors * error and change > 0
+    if share < least and not (grew and last >= least):
+        return None
+    words = f"{percent(share)} of the responses are truncated over {lines}"
+    if grew:
+        words = (
+            f"{percent(last)} of the responses are truncated in the last third of {lines}, and {percent(first)} in the "
+            "first"
+        )
     return Judgement(
         severity=Severity.INFO,
         confirmed=True,
-        headline=(words := f"{percent(share)} of the responses are truncated over {lines}"),
-        message=f"{percent(share)} of all responses of {lines} are truncated",
+        headline=words,
+        message=f"{words}: {percent(share)} over all",
         evidence=source,
         advice=advice,
+        measures={"share_first": Measure(first, "share"), "share_last": Measure(last, "share")} if grew else {},
         remark=words,
         hinders=True,
     )

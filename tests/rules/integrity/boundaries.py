@@ -104,6 +104,12 @@ def noisy_share(errors: float) -> dict[str, list[float]]:
     return {"truncated_share": [0.5 + step * (-1) ** place / 2 for place in range(30)] + [0.95] * 5}
 
 
+def grown(last: float = 0.29, errors: float = 40.0) -> dict[str, list[float]]:
+    """A log of a truncated share that is 0.15 in the first third and larger in the last, by so many standard errors."""
+    size = (last - 0.15) / errors * 3 / sqrt(2)
+    return {"truncated_share": [mean + size * (-1) ** place for mean in (0.15, 0.15, last) for place in range(10)]}
+
+
 def turns(near: Sequence[float], rest: float, rows: int) -> RolloutBatch:
     """Rows with a second turn, whose first four tokens are so far apart by row, and the others by `rest`."""
     mask = [1] * 8 + [0] + [1] * 8
@@ -242,6 +248,8 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDI012", "warn_from", 0.9, lambda x: cut(*[x] * 5), "info", "warning: at least"),
     near("RDI012", "errors", 4.0, noisy_share, "info: .* of the responses are truncated", "warning: at least"),
     near("RDI012", "many", 0.25, lambda x: cut(*[x] * 10), "clean", "info: .* of the responses are truncated"),
+    near("RDI012", "many", 0.25, grown, "clean", "info: .* truncated in the last third of"),
+    near("RDI012", "errors", 4.0, lambda errors: grown(errors=errors), "clean", "info: .* in the last third of"),
     count("RDI012", "long", 10, lambda n: cut(*[0.3] * n, rows=10), "clean", "info"),
     near("RDI012", "many_of_few", 1 / 3, lambda x: cut(*[x] * 9), "clean", "info"),
     near("RDI009", "info_above", 0.25, copies, "skipped", "info: .* repeat another"),
