@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.importers.logs.table import kind_of, read_log, runs_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.table import understood
@@ -414,3 +414,14 @@ def test_trainings_without_steps_are_told_apart_by_their_tokens(epoch, tokens, b
     _, found, told = read(tmp_path, first + between + second + RUNTIME)
     assert len(found) == (5 if is_another else 8)
     assert is_another is any("2 runs one after another, of 3 lines (rewards), 5 lines" in said for said in told)
+
+
+@pytest.mark.parametrize(("again", "runs"), [("nan", ["1"]), ("0.2", ["1", "2"])])
+def test_a_second_table_of_the_same_steps_is_of_the_same_run(tmp_path, again, runs):
+    """A KL that is NaN in both has not changed; numbers that differ are of another run."""
+    rows = [f"{step} | -0.28 | {13 - step} | nan" for step in range(1, 5)]
+    more = [f"{step} | -0.28 | {13 - step} | {again} | 0.5" for step in range(1, 5)]
+    heads = ("Step | Training Loss | reward | kl", "Step | Training Loss | reward | kl | completions / clipped_ratio")
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join([heads[0], *rows, "", heads[1], *more, ""]))
+    assert runs_of(path) == runs

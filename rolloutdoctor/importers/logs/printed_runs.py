@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import isnan
 
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.notes import RunOfText
@@ -129,8 +130,9 @@ class _Last:
                 self.second = record.step, dict(record.values)
 
 
-def _differ(left: Mapping[str, object], right: Mapping[str, object]) -> bool:
-    return any(left[name] != right[name] for name in left.keys() & right.keys())
+def _differ(left: Mapping[str, float | None], right: Mapping[str, float | None]) -> bool:
+    shared = ((left[name], right[name]) for name in left.keys() & right.keys())
+    return any(mine != other and not (isnan(mine or 0) and isnan(other or 0)) for mine, other in shared)
 
 
 @lru_cache(maxsize=64)
