@@ -180,6 +180,7 @@ def whole_context(
         counted_steps=metrics.facts.counted_steps,
         environment=metrics.facts.environment,
         loss_below_0=_is_below_0(metrics, "loss"),
+        held_out_loss=metrics.has_held_out_loss,
         part=metrics.facts.part,
         total_steps=metadata.total_steps,
         settings=tuple(

@@ -93,6 +93,11 @@ class LoggedMetrics:
         return frozenset[str]().union(*self._values.values())
 
     @cached_property
+    def has_held_out_loss(self) -> bool:
+        """True if an evaluation has a loss."""
+        return any(key.split != TRAIN and "loss" in values for key, values in self._values.items())
+
+    @cached_property
     def counts_lines(self) -> bool:
         """True if the steps of training are 1, 2, 3 and so on."""
         return self.lines == set(range(1, len(self.lines) + 1))

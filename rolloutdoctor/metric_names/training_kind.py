@@ -74,11 +74,12 @@ def environment_in(line: str) -> str:
     return "" if match is None else match[0]
 
 
-def training_kind(names: Collection[str], environment: str = "") -> str:
+def training_kind(names: Collection[str], environment: str = "", *, has_held_out_loss: bool = False) -> str:
     """Return the kind of training of a log; reinforcement learning where nothing says another.
 
     An environment of Gymnasium that the text of the log names tells what nothing of a language model is logged of.
     Trackers put a prefix before a name (``train/rewards/chosen``), which is left out.
+    Evaluations beside the training may have a loss by whatever name.
 
     >>> training_kind(["loss", "rewards/chosen", "rewards/rejected"]), training_kind(["reward", "teacher_kl"])
     ('preference training (DPO)', 'on-policy distillation')
@@ -96,6 +97,8 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
     'reinforcement learning of no language model'
     >>> training_kind(["loss", "val_loss", "val_acc"]), training_kind(["loss", "val_loss", "val_acc", "kl"])
     ('supervised training', 'reinforcement learning')
+    >>> training_kind(["loss", "accuracy"], has_held_out_loss=True)
+    'supervised training'
     >>> training_kind(["train/loss", "train/learning_rate", "eval/loss"])
     'losses alone, as supervised fine-tuning writes it'
     >>> training_kind(["train/loss", "train/positive_nll_loss"])
@@ -130,17 +133,18 @@ def training_kind(names: Collection[str], environment: str = "") -> str:
         return PREFERENCES
     if _has_losses_alone(names):
         return LOSSES
-    return SUPERVISED if _has_held_out_loss(names) else RL
+    return SUPERVISED if _is_classifier(names, has_held_out_loss=has_held_out_loss) else RL
 
 
-def _has_held_out_loss(names: Collection[str]) -> bool:
+def _is_classifier(names: Collection[str], *, has_held_out_loss: bool) -> bool:
     """Tell a loss of held-out data beside a loss and an accuracy, as a classifier and a reward model log them.
 
     A loop of reinforcement learning whose reward is an accuracy evaluates that and not its loss.
     """
     accuracies = {name for name in names if "accuracy" in metric_quantities([name]).values()}
     others = [name for name in names if name not in accuracies]
-    return bool(accuracies) and any(map(_HELD_OUT_LOSS.fullmatch, names)) and _has_losses_alone(others)
+    has_held_out_loss |= any(map(_HELD_OUT_LOSS.fullmatch, names))
+    return bool(accuracies) and has_held_out_loss and _has_losses_alone(others)
 
 
 def _has_losses_alone(names: Collection[str]) -> bool:

@@ -95,7 +95,8 @@ _OF_SUPERVISED = frozenset({"loss", "grad_norm", "learning_rate"})
 
 def _of_this_kind(stated: list[Stated], metrics: LoggedMetrics, tell: Callable[[str], None]) -> list[Stated]:
     """Return options but for those beside the log of another training, such as the fine-tuning before it."""
-    kind, names = training_kind(metrics.names(), metrics.facts.environment), metrics.names()
+    names, environment = metrics.names(), metrics.facts.environment
+    kind = training_kind(names, environment, has_held_out_loss=metrics.has_held_out_loss)
     losses = [loss for key in metrics.steps() if (loss := metrics.at(key).get("loss")) is not None]
     # The loss of a policy may be below 0.
     is_supervised = kind == LOSSES and names >= _OF_SUPERVISED and min(losses, default=0.0) >= 0

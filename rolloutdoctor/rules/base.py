@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.data.windows import MEAN, Window
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.table import understood, writers
-from rolloutdoctor.metric_names.training_kind import LOSSES, RL, training_kind
+from rolloutdoctor.metric_names.training_kind import LOSSES, RL, SUPERVISED, training_kind
 from rolloutdoctor.objective.parts import has_baseline_per_row
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.ops.logged_digits import Digits
@@ -85,6 +85,7 @@ class Context:
         counted_steps: whether the log says no step, so that its lines are numbered from 1.
         environment: of Gymnasium that the text of the log names; empty if it names none.
         loss_below_0: a logged loss is negative, which is that of a policy: no cross-entropy is.
+        held_out_loss: evaluations log a loss.
         part: which of the runs in a log it is, where there are several.
         missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
@@ -126,6 +127,7 @@ class Context:
     counted_steps: bool = False
     environment: str = ""
     loss_below_0: bool = False
+    held_out_loss: bool = False
     part: str = ""
     missing_ranks: tuple[int, ...] = ()
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
@@ -154,8 +156,10 @@ class Context:
 
         A trainer that is stated tells it of a log of losses alone, as of the table of a notebook, or a loss below 0.
         """
-        kind = training_kind(self.metrics | self.averaged | self.unread.keys(), self.environment)
-        return RL if kind == LOSSES and (self.trainer is not None or self.loss_below_0) else kind
+        names = self.metrics | self.averaged | self.unread.keys()
+        kind = training_kind(names, self.environment, has_held_out_loss=self.held_out_loss)
+        is_stated = kind == LOSSES and self.trainer is not None
+        return RL if is_stated or (kind in {LOSSES, SUPERVISED} and self.loss_below_0) else kind
 
     def column_of(self, metric: str) -> str:
         """Return the name under which tables have a metric, or its means over several steps."""

@@ -18,6 +18,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.table import trainer_from_metric_names
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
+from rolloutdoctor.views.verdict import verdict
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = ROOT / "tests" / "importers" / "data"
@@ -496,3 +497,22 @@ HELD_OUT = {"loss", "val_loss", "val_acc"}
 )
 def test_a_held_out_loss_beside_an_accuracy_is_of_supervised_training(names, is_supervised):
     assert (training_kind(names) in NOT_CHECKED) == is_supervised
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "loss", "is_checked"),
+    [
+        ({"eval_loss": 0.5, "eval_accuracy": 0.7}, 0.6, False),
+        ({"eval_loss": 0.5, "eval_accuracy": 0.7}, -0.1, True),
+        ({"eval_loss": 0.5, "eval_reward": 0.7, "eval_accuracy": 0.7}, 0.6, True),
+        ({"eval_accuracy": 0.7}, 0.6, True),
+    ],
+)
+def test_evaluations_with_a_loss_and_an_accuracy_are_of_supervised_training(tmp_path, evaluation, loss, is_checked):
+    """The Trainer of transformers writes them beside the losses of a classifier or a reward model."""
+    rows = [{"step": n, "loss": loss, "grad_norm": 0.5 + n / 7, "learning_rate": 1e-5} for n in range(1, 25)]
+    state = {"log_history": [*rows, {"step": 12} | evaluation, {"step": 24} | evaluation]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    report = rolloutdoctor.check(tmp_path)
+    assert (report.coverage.tested > 0) is is_checked
+    assert ("This is a log of supervised training, which is not checked." in verdict(report)) is not is_checked
