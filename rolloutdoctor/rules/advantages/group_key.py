@@ -75,9 +75,7 @@ class GroupKey(TableRule):
         """Nothing says which rows answer one prompt, or a baseline of another kind."""
         if prompt_columns(context.columns) or "task_id" in context.columns:
             return baseline_per_token(context)
-        how = context.recording or (context.trainer.recording if context.trainer is not None else {})
-        remedy = how.get("prompt_ids", how.get("*", "record the column prompt_ids"))
-        return Missing("missing column prompt_ids or prompt", remedy)
+        return Missing("missing column prompt_ids or prompt", context.to_record("prompt_ids"))
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Which group a row is of, what was logged of its advantage, and how far rounding takes that."""

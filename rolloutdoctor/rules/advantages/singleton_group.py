@@ -122,10 +122,9 @@ class SingletonGroup(TableRule):
         """Masks that might have left one response of a group."""
         if run["groups"] or "response_mask" in context.columns:
             return None
-        how = context.recording or (context.trainer.recording if context.trainer is not None else {})
         return Missing(
             "missing column response_mask, and no group has a single response: nothing says which are fully masked",
-            how.get("response_mask", how.get("*", "record the column response_mask")),
+            context.to_record("response_mask"),
         )
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
