@@ -380,6 +380,8 @@ def listed(names: Collection[str]) -> str:
 
     >>> listed({"loss", "kl"})
     'kl, loss'
+    >>> listed("fedcba"), listed("gfedcba")
+    ('a, b, c, d, e, f', 'a, b, c, d, e, f and 1 more')
     """
     return ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 

@@ -175,7 +175,7 @@ def test_means_of_0_or_1_in_the_lines_whose_loss_is_0(equal, others, log, is_tol
         ([0.25] * 10, [-0.5] + [0.0] * 4 + [-0.5] * 5, "in 4 of 10 lines the loss is exactly 0, and 0.5 or more in"),
         ([0.25] * 8 + [0.0] * 2, [0.5] * 6 + [0.0] * 4, "of a group are equal (in 2 every reward is 0 or 1)"),
         ([1.5] * 10, [0.011] * 6 + [0.0] * 4, "of a group are equal"),
-        ([0.25] * 10, [0.009] * 6 + [0.0] * 4, ""),
+        ([0.25] * 10, [0.01] * 6 + [0.0] * 4, ""),
         ([0.25] * 10, [0.5] * 7 + [0.0] * 3, ""),
         # Before the policy is trained.
         ([0.25] * 10, [0.0] * 4 + [0.5] * 6, ""),

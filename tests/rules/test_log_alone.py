@@ -19,6 +19,7 @@ from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.table import find
+from rolloutdoctor.testing import diagnose_log
 
 REWARD_FREE = {"frac_reward_zero_std": 1.0, "loss": 9.192e-06, "kl": 2.298e-04, "grad_norm": 1.32e-03}
 ORDINARY = {"frac_reward_zero_std": 0.25, "loss": 0.01, "kl": 1e-04, "grad_norm": 0.8}
@@ -126,6 +127,14 @@ def test_the_loss_is_the_kl_term_only_where_beta_is_stated(tmp_path):
     assert value["loss"] == 9.192e-06
     report = report_of(path, "beta=0.05", trainer="trl")
     assert "RDG004" in [code for code, _ in report.clean]
+
+
+def test_a_logged_policy_loss_goes_before_a_stated_coefficient():
+    # The loss is 5 times the KL, but it has a policy part: the log's own coefficient is 2.
+    log = {"loss": [0.5] * 9, "kl": [0.1] * 9, "policy_loss": [0.3] * 9}
+    assert diagnose_log("RDG004", "trl", **log, beta=5.0) == "RDG004 clean"
+    del log["policy_loss"]
+    assert diagnose_log("RDG004", "trl", **log, beta=5.0).startswith("RDG004 info confirmed")
 
 
 def test_the_norm_of_kl_only_steps_is_a_mean_over_those_that_logged_one(tmp_path):

@@ -90,6 +90,29 @@ def moved(share):
     return toy_batch(rewards(100), lengths=1, policy=-3.0, old=-3.0 - 2.0 * share, per_token={"entropy": 2.0})
 
 
+def passed(residue):
+    """A group of equal rewards with an advantage of so many units of a float32 mean, and one of which each counts."""
+    advantages = [residue * 2.0**-24] * 8 + [0.5, -0.5]
+    return toy_batch([[1] * 8, [1, 0]], lengths=2, policy=-0.5, rollout=-0.5, per_row={"advantage": advantages})
+
+
+def parted(token):
+    """Thirty pairs of rows that differ in one token, the last, of which the sampler has twice the distance."""
+    old = [[-1.0] * (token - 1) + [last] for last in (-0.5, -2.5)]
+    own = [[-1.0] * (token - 1) + [last] for last in (-0.5, -4.5)]
+    ids = [[1] * (token - 1) + [last] for last in (2, 3)]
+    return toy_batch(
+        [[0.0] * 2] * 30, lengths=token, policy=old * 30, rollout=own * 30, per_token={"response_ids": ids * 30}
+    )
+
+
+def summed(radii):
+    """A clipped share that differs from the sum of its two parts by so much of it."""
+    low, high = ([share + 0.00012345678912 * line for line in range(9)] for share in (0.01234567891234, 0.02345678912))
+    both = [(one + other) * (1 + radii) for one, other in zip(low, high, strict=True)]
+    return {"clip_fraction_low": low, "clip_fraction_high": high, "clip_fraction": both}
+
+
 def spread(squares):
     """First tokens with such a sum of squares about their mean, of both log-probs together."""
     half = (squares / (2 * (1 + 4))) ** 0.5
@@ -259,6 +282,34 @@ BOUNDARIES = [
         branched(50.5),
         ("clean", "warning: .* begin like"),
     ),
+    near(
+        "RDA003",
+        "advantages.float_residue._RESIDUE",
+        64 * 2.0**-24,
+        lambda x: passed(x * 2.0**24),
+        "warning",
+        "clean",
+        trainer="prime-rl",
+    ),
+    count(
+        "RDG002",
+        "loss_log.FEWEST_LINES",
+        10,
+        lambda n: {"loss": [0.0] * n, "grad_norm": [0.0] * n},
+        "skipped",
+        "warning",
+        trainer="trl",
+    ),
+    # Twice: the rounding of the share, and that of its parts.
+    near(
+        "RDM008",
+        "identity_sides._SINGLE",
+        2.0**-18,
+        lambda x: summed(2 * x),
+        "clean",
+        "error",
+        trainer="trl",
+    ),
     RowBoundary(
         "RDI013",
         "integrity.resumed_data.EPOCH_SLACK",
@@ -310,6 +361,7 @@ BOUNDARIES = [
     near("RDO005", "off_policy.quantized_logprobs.LARGE", 0.1, lambda x: lattice(round(x, 3)), "skipped", "info"),
     near("RDO003", "off_policy.temperature_mismatch.MOVED", 0.02, moved, "warning", "skipped"),
     near("RDO003", "measures.contexts.LEAST_SPREAD", 1.0, spread, "skipped", "warning"),
+    RowBoundary("RDO003", "measures.contexts.FIRST", parted(16), parted(17), ("warning", "skipped")),
     count(
         "RDO009",
         "off_policy.stale_prefix_cache.LEAST_TOKENS",

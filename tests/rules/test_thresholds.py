@@ -245,6 +245,13 @@ BOUNDARIES = [
     near("RDT001", "late", 0.5, lambda x: {"zero_variance_share": [x] * 2}, ("skipped", "info")),
     near("RDT001", "many", 0.4, lambda x: {"zero_variance_share": [x] * 20}, ("clean", "info")),
     near("RDT001", "most", 0.9, lambda x: {"zero_variance_share": [x] * 20}, ("info", "warning")),
+    # Too few lines to have grown beyond their noise, of a small mean: exactly so much in the last third, and more.
+    Boundary(
+        "RDT001",
+        "most",
+        *({"zero_variance_share": [0.0, 0.0, 0.8, *[0.0] * 5, *[last] * 3]} for last in (0.9, 0.92)),
+        ("clean", "warning"),
+    ),
     near(
         "RDT001", "late", 0.5, lambda x: {"zero_variance_share": turns(0.1, x, at=20)}, ("clean", "info: .*last third")
     ),
@@ -421,6 +428,13 @@ BOUNDARIES = [
         0.75,
         lambda x: {"reward": fall_of(0.15), "reward_min": [1.15 - 1.15 / x] * 40},
         ("clean", "error"),
+    ),
+    # From a best of 52 of 64, an upper wave, to exactly a quarter of it, and to a little less.
+    Boundary(
+        "RDT005",
+        "most",
+        *({"accuracy": waves(turns(51 / 64, last / 64, at=20, steps=40), 1 / 64)} for last in (13, 12.5)),
+        ("info: the accuracy fell", "error: accuracy collapsed"),
     ),
     near(
         "RDT005",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from rules.checking import outcomes, report_on, values, without
 from rules.drift import Policy, run_of
+from rules.gradients.boundaries import recurring
 
 from rolloutdoctor.testing import toy_batch
 
@@ -42,6 +43,22 @@ def test_the_weights_do_not_change():
     value = values(found)
     assert (value["same_share"], value["move_median"], value["most_updates"]) == (1.0, 0.0, 7)
     assert value["contexts"] >= 20
+
+
+def test_measures():
+    # Twenty prompts at five steps; the log-probs of one of them move by 0.1 nats in each.
+    (found,) = report_on(recurring(20, [-1.0] * 5, moving=1), **TRL).findings
+    assert values(found) == pytest.approx(
+        {
+            "same_share": 0.95,
+            "contexts": 20,
+            "same_contexts": 19,
+            "most_updates": 4,
+            "move_median": 0.0,
+            "lost_updates": 0,
+            "updates_seen": 4,
+        }
+    )
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.1])

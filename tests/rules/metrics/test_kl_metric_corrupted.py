@@ -81,6 +81,13 @@ def test_a_small_mismatch_is_neither_found_nor_clean(logged, outcome):
     assert outcomes(report) == {CODE: outcome}
 
 
+def test_the_steps_of_a_small_mismatch_are_counted():
+    batches = [rows(step=step) for step in range(3)]
+    logged = [{"rollout/kl": value} for value in (0.25, 0.26, 0.25)]
+    (skipped,) = report_on(batches, logged=logged, kl_coef=0.25, select=[CODE], **PPO).skipped
+    assert "in 1 of 3 steps" in skipped.reason
+
+
 def test_masked_tokens_count_in_the_mean():
     # The mean is over response tokens, trained or not, and the reward lands on the last one whatever its mask.
     batch = rows(mask=[[1, 1, 0, 0], [1, 1, 1, 1]])

@@ -9,6 +9,7 @@ from rules.drift import Policy, run_of
 from rolloutdoctor.data import several_steps
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.measures import every_nth
+from rolloutdoctor.rules.measures.lag_table import counts_steps
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDO002"
@@ -154,6 +155,23 @@ def test_stamps_alone():
 
 
 # Numbers by hand.
+
+
+@pytest.mark.parametrize(
+    ("versions", "is_step"),
+    [
+        # Steps 10 to 14: versions that were counted before this log began, and two that come late or early.
+        ([110, 111, 112, 113, 114], True),
+        ([0, 1, 2, 3, 4], True),
+        ([10, 11, 11, 13, 14], True),
+        ([10, 11, 14, 13, 14], True),
+        ([10, 11, 15, 13, 14], False),
+        ([10, 12, 14, 16, 18], False),
+        ([10], False),
+    ],
+)
+def test_versions_that_count_steps(versions, is_step):
+    assert counts_steps(list(enumerate(versions, start=10))) == is_step
 
 
 def test_measures_by_lag():

@@ -46,6 +46,17 @@ def test_a_cut_support(options, kind):
     assert values(finding)["mean_weight"] < 0.985
 
 
+@pytest.mark.parametrize(
+    ("excess", "limit"),
+    [(0.021, 0.02), (0.049, 0.02), (0.051, 0.05), (0.099, 0.05), (0.101, 0.1), (0.199, 0.1), (0.201, 0.2), (0.6, 0.2)],
+)
+def test_the_evidence_names_the_largest_size_at_which_the_sides_differ(excess, limit):
+    old = [-3.0, -5.0] * 500
+    batch = toy_batch([[1.0]], lengths=1000, policy=[old], rollout=[[log_prob + excess for log_prob in old]])
+    (finding,) = report_on(batch, trainer=None, select=[CODE]).findings
+    assert finding.evidence.startswith(f"1,000 tokens are beyond {limit:g} nats on the sampler's side and 0 on")
+
+
 def swapped(batch):
     """The trainer renormalises over the tokens that were kept, and the engine logs raw log-probs."""
     columns = batch.per_token
