@@ -336,6 +336,13 @@ def rows_with(path, body):
 EIGHT = [{"step": step, "reward": step / 8, "kl": 0.5} for step in range(8)]
 
 
+def test_numbers_in_quotes_are_numbers_and_other_texts_none(tmp_path):
+    quoted = [{"step": str(row["step"]), "reward": str(row["reward"]), "kl": "none yet"} for row in EIGHT]
+    found, told = rows_with(tmp_path / "a.jsonl", lines(quoted))
+    assert [(step, row) for step, _, row in found] == [(row["step"], {"reward": row["reward"]}) for row in EIGHT]
+    assert told == [f"{tmp_path / 'a.jsonl'}, line 1: the text of reward is read as a number"]
+
+
 def test_tables_of_the_same_names_are_several_runs(tmp_path):
     found, told = rows_with(tmp_path / "a.json", {"runs": {"a": EIGHT, "b": [*EIGHT, {**EIGHT[0], "step": 8}]}})
     assert len(found) == 9

@@ -6,11 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
-from rolloutdoctor.importers.logs.numbers import REWARD_STD, REWARDS, is_list
+from rolloutdoctor.importers.logs.numbers import REWARD_STD, REWARDS, is_list, is_quoted
 from rolloutdoctor.importers.reading.lines import is_growing
 from rolloutdoctor.importers.reading.unchanged import state_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.reader_notes import ReaderNotes
+from rolloutdoctor.metric_names.table import is_bookkeeping
 from rolloutdoctor.results.errors import InputError
 
 _Found = TypeVar("_Found")
@@ -74,16 +75,21 @@ class LogNotes:
         self.others: tuple[int, ...] = ()
         self.file = ""
         self.part = ""
-        self._lists: set[str] = set()
+        self._converted: set[str] = set()
 
     def say(self, sentence: str) -> None:
         """Tell the user something of the log."""
         self.tell(f"{self.name}: {sentence}")
 
-    def lists_of(self, row: Mapping[str, object], where: str) -> None:
-        """Say once of each name whose cells are lists of numbers that their means are read."""
-        for name in sorted(name for name, cell in row.items() if name not in self._lists and is_list(cell)):
-            self._lists.add(name)
+    def conversions_of(self, row: Mapping[str, object], where: str) -> None:
+        """Say once of each name whose cells are lists, or texts, which numbers are read of them."""
+        new = {name: cell for name, cell in row.items() if name not in self._converted}
+        quoted = [name for name, cell in new.items() if is_quoted(cell) and not is_bookkeeping(name)]
+        lists = sorted(name for name, cell in new.items() if is_list(cell))
+        self._converted.update(quoted, lists)
+        if quoted:
+            self.tell(f"{where}: the text of {', '.join(quoted)} is read as a number")
+        for name in lists:
             std = f", and its deviation as {REWARD_STD}" if name in REWARDS and REWARD_STD not in row else ""
             self.tell(f"{where}: {name} is a list: its mean is read{std}")
 

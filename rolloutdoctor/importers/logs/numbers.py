@@ -39,7 +39,7 @@ def of_splits(
 def numbers(values: Mapping[str, object]) -> dict[str, float | str | None]:
     """Return values as numbers or null, and what is neither as a short text; empty texts and media are left out.
 
-    wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf".
+    wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf"; some quote all numbers.
     """
     spelled = {name: _spelled(value) if isinstance(value, str) else _mean(value) for name, value in values.items()}
     scalars: dict[str, float | str | None] = {
@@ -53,9 +53,14 @@ def numbers(values: Mapping[str, object]) -> dict[str, float | str | None]:
 
 
 def _spelled(text: str) -> object:
-    """Return the number that is not finite which a text says; what says none as it is."""
+    """Return the number that a text says; what says none as it is."""
     parsed = number(text)
-    return text if parsed is None or math.isfinite(parsed) else parsed
+    return text if parsed is None else parsed
+
+
+def is_quoted(value: object) -> bool:
+    """Tell a text that says a finite number."""
+    return isinstance(value, str) and (parsed := number(value)) is not None and math.isfinite(parsed)
 
 
 REWARDS = ("rewards", "reward", "scores")

@@ -170,7 +170,7 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes, *, is_pri
     if isinstance(data, dict):
         yield step, TRAIN, notes.without_texts(numbers(data), where)
         return
-    notes.lists_of(row, where)
+    notes.conversions_of(row, where)
     own_split = EVAL if row.get("split") == EVAL else TRAIN
     if is_long(row):
         yield step, own_split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
