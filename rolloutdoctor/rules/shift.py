@@ -54,7 +54,7 @@ def shift(
     """
     below = last < first
     # What is within the noise of the old level has not begun to leave it.
-    least = min(0.5, _BEYOND * noise / abs(last - first)) if last != first else 0.0
+    least = min(0.5, _BEYOND * noise / abs(last - first))
     shares = (max(_BEGUN, least), max(_MOST[0], least), _MOST[1])
     levels = (level, *(first + share * (last - first) for share in shares))
     places = [crossing(values, each, below=below) for each in levels]

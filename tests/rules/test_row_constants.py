@@ -113,6 +113,11 @@ def summed(radii):
     return {"clip_fraction_low": low, "clip_fraction_high": high, "clip_fraction": both}
 
 
+def surprising(gap):
+    """Tokens of log-prob -3 and an entropy of 2 nats, to which the trainer gives less by some nats."""
+    return toy_batch(rewards(100), lengths=1, policy=-3.0 - gap, rollout=-3.0, per_token={"entropy": 2.0})
+
+
 def spread(squares):
     """First tokens with such a sum of squares about their mean, of both log-probs together."""
     half = (squares / (2 * (1 + 4))) ** 0.5
@@ -406,6 +411,8 @@ WRITTEN = [
     # Contexts on one side of 1, and near the median.
     RowBoundary("RDO003", "one side", slopes(35), slopes(37), ("skipped", "warning")),
     RowBoundary("RDO003", "near the median", slopes(40, 9), slopes(40, 7), ("skipped", "warning")),
+    # A surprise of 1.24 or 1.25 nats, and log-probs that differ by a fifth of it or almost.
+    RowBoundary("RDO003", "share of the surprise", surprising(0.24), surprising(0.25), ("warning", "skipped")),
     # Values on a lattice, and sides of a tail.
     RowBoundary("RDO005", "on a lattice", digits(0.985), digits(0.995), ("clean", "warning")),
     RowBoundary("RDO008", "fewest above", one_sided(54), one_sided(58), ("skipped", "info")),

@@ -1,0 +1,86 @@
+"""When a change of level began, and whether it was steady: series just below and just above each number."""
+
+import numpy as np
+import pytest
+
+from rolloutdoctor.rules.shift import shift
+
+RAMP = np.r_[np.zeros(50), np.linspace(0, 1, 101), np.ones(50)]
+SUDDEN = np.r_[np.zeros(50), np.ones(50)]
+
+
+def told(values, first=0.0, last=1.0, **options):
+    values = np.asarray(values, dtype=float)
+    change = shift(values, first, last, (first + last) / 2, **options)
+    return change.at, change.is_steady
+
+
+def levels(*parts):
+    """A series of so many values of each level."""
+    return np.concatenate([np.full(count, level) for count, level in parts])
+
+
+@pytest.mark.parametrize(
+    ("noise", "at"),
+    [
+        # The first value beyond a twentieth of the way.
+        (0.0, 56),
+        (0.015, 56),
+        # Beyond three standard deviations, and half of the way at most.
+        (0.018, 56),
+        (0.022, 57),
+        (0.1, 81),
+        (0.155, 97),
+        (0.2, 101),
+        (0.3, 101),
+    ],
+)
+def test_a_steady_change_begins_where_it_left_the_noise(noise, at):
+    assert told(RAMP, noise=noise) == (at, True)
+    assert told(2 - 3 * RAMP, 2.0, -1.0, noise=3 * noise) == (at, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "at", "is_steady"),
+    [
+        # More than a quarter of the values from a tenth to nine tenths of the way, in its one direction or the other.
+        (levels((30, 0.0), (25, 0.5), (45, 1.0)), 55, False),
+        (levels((30, 0.0), (26, 0.5), (44, 1.0)), 30, None),
+        (levels((30, 0.0), (30, 0.09), (40, 1.0)), 60, False),
+        (levels((30, 0.0), (30, 0.11), (40, 1.0)), 30, None),
+        (levels((50, 0.0), (30, 0.88), (20, 1.0)), 50, None),
+        (levels((50, 0.0), (30, 0.92), (20, 1.0)), 50, False),
+        # Of few values, five.
+        (levels((3, 0.0), (5, 0.5), (4, 1.0)), 8, False),
+        (levels((3, 0.0), (6, 0.5), (3, 1.0)), 3, None),
+    ],
+)
+def test_the_last_part_of_a_sudden_change_may_come_late(values, at, is_steady):
+    assert told(values, raw=SUDDEN) == (at, is_steady)
+    assert told(1 - values, 1.0, 0.0, raw=1 - SUDDEN) == (at, is_steady)
+
+
+def ramp(count, since, until):
+    """A straight way from one place to another, in shares of the values."""
+    return np.clip(((np.arange(count) + 0.5) / count - since) / (until - since), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_steady"),
+    [
+        # A quarter of many values, of which fiftieths are looked at, and half of ten.
+        (ramp(100, 0.3, 0.56), True),
+        (ramp(100, 0.3, 0.54), False),
+        (ramp(10, 0.1, 0.7), True),
+        (ramp(10, 0.0, 0.5), False),
+        # All of them, and a series of which nothing but one value is another.
+        (ramp(100, 0.0, 1.0), True),
+        (levels((99, 0.0), (1, 1.0)), False),
+        # No five values take more than five, and equal ones do not change.
+        (ramp(5, 0.0, 1.0), False),
+        (np.zeros(100), False),
+    ],
+)
+def test_a_change_is_steady_that_takes_more_than_a_quarter_of_the_values(values, is_steady):
+    half = len(values) // 2
+    assert (told(levels((half, 0.0), (len(values) - half, 1.0)), raw=values)[1] is True) == is_steady
