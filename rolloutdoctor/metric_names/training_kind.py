@@ -22,6 +22,8 @@ RL, DISTILLATION, SFT, SUPERVISED, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_M
 )
 NOT_CHECKED = frozenset({SFT, SUPERVISED, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC})
 """Kinds of which no rule knows anything."""
+NEEDS_NO_REWARD = "a distillation learns from its teacher: rewards may all be equal"
+"""Why rules about rewards say nothing of one."""
 
 _PAIRS = (
     "rewards/chosen",
@@ -62,6 +64,12 @@ _OF_POLICY = re.compile(
 """Words of metrics of reinforcement learning; an accuracy may be its reward, and positive are samples it rewards."""
 _HELD_OUT_LOSS = re.compile(r"(?i)(val|valid|validation|eval|evaluation|dev|test)[_/ ]loss")
 _DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill(ation)?)($|/|_(loss|kl))")
+_OF_TEACHER = frozenset({"teacher", "opd", "gkd", "kd", "distill", "distillation"})
+_OF_DIVERGENCE = frozenset({"kl", "kld", "jsd", "loss", "logp", "logps", "logprob", "logprobs", "log"})
+_NAMES_OF_RUN = frozenset(
+    {"project", "project_name", "experiment_name", "exp_name", "run_name", "wandb_project", "wandb_group"}
+)
+_SAYS_DISTILLATION = re.compile(r"(?i)(?<![a-z])(opd|on[-_ ]?policy[-_ ]?distill\w{0,6}|gkd)(?![a-z])")
 
 
 def environment_in(line: str) -> str:
@@ -111,7 +119,7 @@ def training_kind(names: Collection[str], environment: str = "", *, has_held_out
         return ORPO if bare & {*_ODDS} else KTO if is_kto else DPO
     if bare >= OF_REWARD_MODEL:
         return REWARD_MODEL
-    if any(_DISTILLED.search(name.lower()) for name in bare):
+    if any(map(_is_of_teacher, bare)):
         return DISTILLATION
     if {name.rpartition("/")[2] for name in bare} & _OF_EPISODES or bare >= _OF_EXPLORATION:
         return CLASSIC
@@ -134,6 +142,24 @@ def training_kind(names: Collection[str], environment: str = "", *, has_held_out
     if _has_losses_alone(names):
         return LOSSES
     return SUPERVISED if _is_classifier(names, has_held_out_loss=has_held_out_loss) else RL
+
+
+def _is_of_teacher(name: str) -> bool:
+    """Tell a divergence from a teacher, or the teacher's log-probs."""
+    words = {*re.split(r"[/_.]", name.lower())}
+    return bool(_DISTILLED.search(name.lower()) or (words & _OF_TEACHER and words & _OF_DIVERGENCE))
+
+
+def names_distillation(name: str, value: object) -> bool:
+    """Tell whether a setting names the project or the run, and by that name it is an on-policy distillation.
+
+    A model's name may say that it was distilled.
+
+    >>> names_distillation("trainer.project_name", "math_opd"), names_distillation("project", "R1-Distill-Qwen")
+    (True, False)
+    """
+    is_name = name.lower().rpartition(".")[2] in _NAMES_OF_RUN
+    return is_name and isinstance(value, str) and _SAYS_DISTILLATION.search(value) is not None
 
 
 def _is_classifier(names: Collection[str], *, has_held_out_loss: bool) -> bool:

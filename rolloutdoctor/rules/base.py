@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.data.windows import MEAN, Window
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.table import understood, writers
-from rolloutdoctor.metric_names.training_kind import LOSSES, RL, SUPERVISED, training_kind
+from rolloutdoctor.metric_names.training_kind import (
+    DISTILLATION,
+    LOSSES,
+    RL,
+    SUPERVISED,
+    names_distillation,
+    training_kind,
+)
 from rolloutdoctor.objective.parts import has_baseline_per_row
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.ops.logged_digits import Digits
@@ -156,6 +163,8 @@ class Context:
 
         A trainer that is stated tells it of a log of losses alone, as of the table of a notebook, or a loss below 0.
         """
+        if any(names_distillation(setting.name, setting.value) for setting in self.settings):
+            return DISTILLATION
         names = self.metrics | self.averaged | self.unread.keys()
         kind = training_kind(names, self.environment, has_held_out_loss=self.held_out_loss)
         is_stated = kind == LOSSES and self.trainer is not None

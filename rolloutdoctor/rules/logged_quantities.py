@@ -9,7 +9,7 @@ from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import names_of
-from rolloutdoctor.metric_names.training_kind import DISTILLATION
+from rolloutdoctor.metric_names.training_kind import DISTILLATION, NEEDS_NO_REWARD
 from rolloutdoctor.rules.base import Context, Missing, logs_remedy
 
 
@@ -70,8 +70,7 @@ def is_reward_free(context: Context) -> pl.Expr:
 
 def of_distillation(context: Context) -> str | None:
     """Say that a distillation learns from a teacher, and needs no reward; None of any other training."""
-    is_distilled = context.training_kind == DISTILLATION
-    return "a distillation learns from its teacher: rewards may all be equal" if is_distilled else None
+    return NEEDS_NO_REWARD if context.training_kind == DISTILLATION else None
 
 
 NO_SUCH_METRIC = "the log has no such metric"

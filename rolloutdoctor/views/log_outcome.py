@@ -7,6 +7,7 @@ said before that it does not. Of these what is measured comes before what is inf
 from collections.abc import Iterator
 from math import inf
 
+from rolloutdoctor.metric_names.training_kind import NEEDS_NO_REWARD
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.vitals import Trend, Vital
 from rolloutdoctor.views.layout import as_sentence, many
@@ -71,6 +72,8 @@ def before_the_rules(report: Report) -> Iterator[str]:
         gain[0] = f"{gain[0].removesuffix('.')}, {far}."
     elif far and still:
         still[0] = f"{still[0].removesuffix('.')}; the policy is {far}."
+    if any(rule.reason == NEEDS_NO_REWARD for rule in report.not_applicable):
+        yield "By its names this is an on-policy distillation, so its rewards are not judged."
     yield from (*words[:most], *gain, *words[most:], *still, *fall)
 
 

@@ -1157,6 +1157,55 @@ def test_a_distillation_needs_no_reward(tmp_path):
     assert not report.findings
 
 
+@pytest.mark.parametrize(
+    ("name", "is_distilled"),
+    [
+        ("kl_to_teacher", True),
+        ("distill_reverse_kl", True),
+        ("kd_loss", True),
+        ("gkd/jsd", True),
+        ("teacher/logprob", True),
+        ("teacher_forcing", False),
+    ],
+)
+def test_a_divergence_from_a_teacher_names_a_distillation(tmp_path, name, is_distilled):
+    lines = [{"step": at, name: 0.4, "reward": 0.0, "reward_std": 0.0, "entropy": 1.0} for at in range(STEPS)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = rd.check(tmp_path / "metrics.jsonl")
+    assert ("RDT002" in {one.code for one in report.not_applicable}) is is_distilled
+    assert verdict(report).startswith("By its names this is an on-policy distillation, ") is is_distilled
+
+
+@pytest.mark.parametrize(
+    ("project", "is_distilled"), [("math-opd", True), ("On_Policy_Distillation_7B", True), ("R1-Distill-Qwen", False)]
+)
+def test_the_name_of_a_project_may_say_that_it_is_a_distillation(tmp_path, project, is_distilled):
+    options = {"actor_rollout_ref": {"rollout": {"n": 8}}, "trainer": {"project_name": project, "total_epochs": 1}}
+    metrics = "critic/score/mean:0.0 - critic/score/max:0.0 - critic/score/min:0.0 - actor/grad_norm:0.3125"
+    lines = [f"{options}", *(f"step:{at} - actor/pg_loss:0.0123 - {metrics}" for at in range(1, 13))]
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    report = rd.check(tmp_path / "train.log")
+    assert ("RDT002" in {one.code for one in report.findings}) is not is_distilled
+
+
+@pytest.mark.parametrize(("lines", "varied", "severity"), [(12, 5, "error"), (12, 6, "warning"), (3, 2, "warning")])
+def test_a_reward_of_0_beside_advantages_trains_something_else(tmp_path, lines, varied, severity):
+    """A KL penalty in the reward, a value model, or a teacher."""
+    line = {"critic/score/mean": 0.0, "critic/score/max": 0.0, "critic/score/min": 0.0, "actor/grad_norm": 0.5}
+    sizes = [1.0] * varied + [0.0] * (lines - varied)
+    rows = [
+        {"step": at} | line | {"critic/advantages/max": size, "critic/advantages/min": -size}
+        for at, size in enumerate(sizes, 1)
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = rd.check(path, select=["RDT002"]).findings
+    assert (found.severity.label, "although advantages are not 0" in found.headline) == (
+        severity,
+        severity == "warning",
+    )
+
+
 @pytest.mark.parametrize(("other", "found"), [({"teacher_kl": 2.0}, []), ({}, ["RDG012"])])
 def test_the_reference_of_a_distillation_is_its_teacher(tmp_path, other, found):
     path = tmp_path / "metrics.jsonl"
@@ -1179,7 +1228,6 @@ def test_a_loss_of_pairs_names_the_training(tmp_path):
 
 
 def test_preference_training_is_named_and_not_checked(tmp_path):
-    from rolloutdoctor.views.verdict import verdict
 
     path = tmp_path / "log.jsonl"
     pair = {"rewards/chosen": 0.1, "rewards/rejected": -0.1, "rewards/margins": 0.2, "loss": 0.6}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.metric_names.training_kind import names_distillation
 from rolloutdoctor.results.findings import RunSetting
 
 if TYPE_CHECKING:
@@ -197,7 +198,11 @@ def title_of(name: str) -> str:
 
 def titled(values: Mapping[str, object]) -> dict[str, object]:
     """Return the values that are settings: numbers, flags, words, and lists of them."""
-    return {name: value for name, value in values.items() if title_of(name) and _is_plain(value)}
+    return {name: value for name, value in values.items() if _is_setting(name, value)}
+
+
+def _is_setting(name: str, value: object, options: Collection[str] = ()) -> bool:
+    return names_distillation(name, value) or bool((title_of(name) or name in options) and _is_plain(value))
 
 
 def own_title(name: str) -> str:
@@ -250,7 +255,7 @@ def _of_any(title: str) -> str:
 
 def _of_place(values: Mapping[str, object], options: Collection[str]) -> Iterator[tuple[str, object]]:
     for name, value in values.items():
-        if (title_of(name) or name in options) and _is_plain(value):
+        if _is_setting(name, value, options):
             yield name, read(value)
 
 

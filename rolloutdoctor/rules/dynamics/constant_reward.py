@@ -6,6 +6,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.logged_quantities import is_rounded, of_distillation
+from rolloutdoctor.rules.measures.all_zero import advantages_differ, all_zero
 from rolloutdoctor.rules.measures.constant_functions import constant_functions, functions_of, zero_functions
 from rolloutdoctor.rules.measures.reward_floor import mostly_least
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
@@ -23,12 +24,13 @@ class ConstantReward(NumbersRule):
     function crashed and fell back, compares with an empty answer, or parses no response.
 
     ## How it is measured
-    One value of the reward in ten or more logged steps is an error if the standard deviation of the rewards is logged
-    as 0, every group is zero-variance, the smallest reward is the largest, or no step has a gradient, and is confirmed
-    then; else a warning: batches have equal means if a reward is standardized before it is logged. The least reward in
-    90 % of the steps is information. In fewer than ten lines, a reward that is exactly 0 in all of them is a warning if
-    the mean advantage or return is 0 too, or the spread is 0, which in three lines or more is an error; functions whose
-    mean and deviation are exactly 0 in all of them are information, and those with a mean of 0 in two lines or more.
+    One value of the reward in ten or more logged steps is an error if the standard deviation of the rewards is
+    logged as 0, every group is zero-variance, the smallest reward is the largest, or no step has a gradient, and is
+    confirmed then, and a warning where advantages differ in half of the steps, as by a KL penalty; else a warning:
+    batches have equal means if a reward is standardized before it is logged. The least reward in 90 % of the steps
+    is information. In fewer than ten lines, a reward that is exactly 0 in all of them is a warning if the mean
+    advantage or return is 0 too, or the spread is 0, which in three lines or more is an error; functions whose mean
+    and deviation are exactly 0 in all of them are information, and those with a mean of 0 in two lines or more.
 
     For a single reward function, a value that holds to the end, for ten steps and half of the log, and not by chance,
     is a warning if it is 0 or less from the first step, or below what the function gave before. It is information if it
@@ -48,7 +50,10 @@ class ConstantReward(NumbersRule):
     name = "constant-reward"
     references = ("https://github.com/huggingface/trl/issues/2703",)
     about = ("reward",)
-    beside = ("reward_std", "zero_variance_share", "reward_min", "reward_max", "advantage", "return", "grad_norm")
+    beside = (
+        *("reward_std", "zero_variance_share", "reward_min", "reward_max", "advantage", "return", "grad_norm"),
+        *("advantage_min", "advantage_max"),
+    )
 
     lasting: int = 3
     coarse: float = 1e-3
@@ -76,7 +81,7 @@ class ConstantReward(NumbersRule):
 
     def judge_few(self, run: Measured, context: Context) -> Judgement | None:
         """Judge few lines in which all is 0."""
-        return self._all_zero(run, context) or self._zero_functions(run, context)
+        return all_zero(run, context, self.lasting) or self._zero_functions(run, context)
 
     def _zero_functions(self, run: Measured, context: Context) -> Judgement | None:
         """Name the functions that gave 0 to every response of few lines."""
@@ -100,30 +105,6 @@ class ConstantReward(NumbersRule):
             hinders=True,
         )
 
-    def _all_zero(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge few lines in which every reward, advantage and return is 0: one is enough."""
-        names, table = [name for name in ("reward", "advantage", "return") if name in context.quantities], run.table
-        extremes = table["reward_min"] == table["reward_max"]
-        equal = [extremes, table["reward_std"] == 0, table["zero_variance_share"] == 1]
-        proved = any(flags.fill_null(value=False).all() for flags in equal)
-        # No reward is so small that it is printed as 0, but a mean of few rewards above 0 may be.
-        is_zero = [(table[name] == 0).all() and (proved or not is_rounded(context, name)) for name in names]
-        if not len(table) or not is_zero or not all(is_zero) or (len(names) < 2 and not proved):
-            return None
-        first = step_at(run, 0)
-        where = f"step {first}" if len(table) == 1 else f"all {len(table):,} logged steps"
-        return Judgement(
-            severity=Severity.ERROR if proved and len(table) >= self.lasting else Severity.WARNING,
-            confirmed=proved,
-            headline=f"every reward of {where} is 0, so every advantage is 0 and nothing is trained",
-            message=f"The logged means of {', '.join(names)} are exactly 0 in {where}.",
-            evidence="the logged rewards and their spread"
-            if proved
-            else "rewards that are not negative have a mean of 0 only if each is 0",
-            advice="run the reward function on some responses: check what it returns and which exceptions it swallows",
-            measures={"onset": Measure(first, "step")},
-        )
-
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """One value of the reward, or of a function."""
         import numpy as np
@@ -131,13 +112,14 @@ class ConstantReward(NumbersRule):
         rewards = series(run, "reward")
         if np.ptp(rewards) > 0:
             return self._of_functions(run, context) or mostly_least(run, context, self.mostly)
-        flat, value = self._flat(run, context), number(float(rewards[0]))
+        flat, value, differ = self._flat(run, context), number(float(rewards[0])), advantages_differ(run)
+        words = f", {differ}" if differ else ": nothing is learned" * bool(flat)
         return Judgement(
-            severity=Severity.ERROR if flat else Severity.WARNING,
+            severity=Severity.ERROR if flat and not differ else Severity.WARNING,
             confirmed=bool(flat),
-            headline=f"the reward is {value} in all {len(rewards):,} logged steps"
-            + ": nothing is learned" * bool(flat),
-            message=f"The reward is {value} in {counted(len(rewards), 'logged step')}{flat and f': {flat}'}.",
+            headline=f"the reward is {value} in all {len(rewards):,} logged steps{words}",
+            message=f"The reward is {value} in {counted(len(rewards), 'logged step')}"
+            f"{f', {differ}' if differ else flat and f': {flat}'}.",
             evidence="the logged rewards, their spread and the gradient norm" if flat else "the logged rewards",
             advice="run the reward function on some responses: check what it returns and which exceptions it swallows",
             measures={"onset": Measure(step_at(run, 0), "step")},
