@@ -228,6 +228,8 @@ def tell_a_trainer(names: Collection[str]) -> bool:
     (False, True)
     >>> tell_a_trainer(["train/loss", "train/reward", "train/grad_norm"]), tell_a_trainer(["train/loss", "train/lr"])
     (False, False)
+    >>> tell_a_trainer(["critic_loss", "reward", "entropy_loss"]), tell_a_trainer(["reward", "train/entropy_loss"])
+    (False, True)
     """
     return {*names} >= _OF_TRANSFORMERS or any(
         name in _no_quantity() or (is_named(name) and _owners(name) and not _is_of_any_loop(name)) for name in names
@@ -235,6 +237,9 @@ def tell_a_trainer(names: Collection[str]) -> bool:
 
 
 def _is_of_any_loop(name: str) -> bool:
+    if name == "entropy_loss":
+        # Minus the entropy, where it is not OpenRLHF's.
+        return True
     metric = generic(name) if _OF_LOOPS.fullmatch(name) else None
     return metric is not None and metric.quantity in _OF_ANY_LOOP
 

@@ -485,3 +485,20 @@ def test_a_policy_may_have_a_held_out_loss(tmp_path):
     names = ("Training Loss", "Validation Loss", "reward", "accuracy")
     rows = [(0.1, 0.1, 0.5 + 0.01 * at, 0.5) for at in range(30)]
     assert "The reward rose" in verdict(rd.check(notebook(tmp_path / "run.ipynb", code("", cells_of(names, rows)))))
+
+
+@pytest.mark.parametrize(("shown", "steps"), [(8, range(10, 90, 10)), (7, range(1, 9))])
+def test_dicts_without_steps_have_those_of_the_table_beside_them(tmp_path, shown, steps):
+    """The table has the steps and the losses alone, and TRL prints the rest without a step."""
+    dicts = "\n".join(
+        str({"loss": n / 8, "grad_norm": 0.5, "learning_rate": 1e-6, "reward": n / 16, "kl": 0.0, "epoch": n / 10})
+        for n in range(1, 9)
+    )
+    rows = html(
+        "<table><tr><th>Step</th><th>Training Loss</th></tr>"
+        + "".join(f"<tr><td>{10 * n}</td><td>{n / 8:.6f}</td></tr>" for n in range(1, shown + 1))
+        + "</table>"
+    )
+    values, _, notes = read(notebook(tmp_path / "a.ipynb", code("train()", printed(dicts), rows)))
+    assert [*values] == [*steps]
+    assert notes.counted_steps == (shown < 8)

@@ -120,3 +120,20 @@ def test_a_bar_above_each_block_counts_it():
     assert [record.step for record in RepeatedBlocks().records([*lines, "9it [00:21, 1.9s/it]"])] == [*range(1, 7)]
     skipping = [line.replace("3it [", "4it [") for line in lines]
     assert {record.step for record in RepeatedBlocks().records(skipping)} == {None}
+
+
+def test_sentences_about_scores_count_nothing():
+    sentence = "The student needs a score of 93, as the total score required is 340."
+    lines = [f"{sentence}\ngrpo_loss is 0.{n} and kl is 0.0{n}\n[step {n}] steps=20{n % 3}" for n in range(10, 34)]
+    lines = [line for block in lines for line in block.split("\n")]
+    assert len([*RepeatedLines().records(lines)]) == 24
+    # A step in each line with a metric is another form.
+    counted = [line.replace("steps=", "reward=") for line in lines]
+    assert not [*RepeatedLines().records(counted)]
+
+
+def test_blocks_of_scores_alone_are_of_evaluations():
+    lines = [f"Average Score: {n}.5/100\nJSON: {n}/10" for n in range(10, 20)]
+    lines = [line for block in lines for line in block.split("\n")]
+    assert not [*RepeatedBlocks().records(lines)]
+    assert len([*RepeatedBlocks().records([line.replace("Average Score", "Reward") for line in lines])]) == 10

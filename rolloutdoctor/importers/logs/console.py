@@ -1,7 +1,5 @@
 """Text with numbers in it: what trainers print, among progress bars and anything else, tables, loops of one's own."""
 
-import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +25,6 @@ _OF_A_TRAINING = ("trainer_state.json", "training_args.bin")
 
 _OF_WANDB = ("debug.log", "debug-internal.log", "debug-core.log")
 """What wandb writes of itself, the configuration of the run among it."""
-
-_LENGTH = re.compile(r"Total training steps: ([0-9]{1,15})")
 
 
 @dataclass(frozen=True)
@@ -99,11 +95,11 @@ _LARGEST = 2**24
 
 
 def text_of(lines: Iterable[str], form: Form, notes: LogNotes) -> Text:
-    """Return the numbers of a text; `notes` takes the length of a run and the environment that it says."""
+    """Return the numbers of a text; `notes` takes the environment that it says."""
     bars = Bars()
     records: list[Printed] = []
     places: list[int] = []
-    for record in form.records(bars.watched(_lengths(lines, notes), records)):
+    for record in form.records(bars.watched(_environments(lines, notes), records)):
         records.append(record)
         places.append(bars.lines)
     usual = {each for record in records if record.step is not None for each in record.values}
@@ -115,7 +111,7 @@ def text_of(lines: Iterable[str], form: Form, notes: LogNotes) -> Text:
     if form in ANY_NAMES and len(chosen) < len(records) <= 2 * len(chosen):
         # What nothing counts, and has other names, is of responses where most lines are counted.
         records, places = [records[at] for at in chosen], [places[at] for at in chosen]
-        bars = Bars([(bisect_left(chosen, at), done, total) for at, done, total in bars.drawn])
+        bars = bars.at(chosen)
     return Text(form, records, places, bars, runs_in(records))
 
 
@@ -133,9 +129,7 @@ def entries_of_text(text: Text, notes: LogNotes) -> Iterator[Entry]:
         notes.say(sentence)
 
 
-def _lengths(text: Iterable[str], notes: LogNotes) -> Iterator[str]:
+def _environments(text: Iterable[str], notes: LogNotes) -> Iterator[str]:
     for line in text:
-        if "Total training" in line and (length := _LENGTH.search(line)) is not None:
-            notes.planned(int(length[1]))
         notes.environment = notes.environment or environment_in(line)
         yield line

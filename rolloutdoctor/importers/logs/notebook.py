@@ -85,16 +85,28 @@ def _read(source: Source, notes: LogNotes) -> tuple[Text, Printed | None, list[i
 
 
 def _with_table(text: Text, outputs: Sequence[Sequence[str]]) -> Text:
-    """Return the only run of lines that a callback prints with the losses of the table in the same output.
+    """Return the only run of lines with what the table in the same output adds: its losses, or the steps of its rows.
 
-    Where the table has a step that no line has, the lines may be of something else.
+    Where the table has a step that no line has, or another loss, the lines may be of something else.
     """
-    for lines in outputs if text.form in ANY_NAMES and len(text.runs) == 1 else ():
+    for lines in outputs if len(text.runs) == 1 else ():
         rows = {row.step: row.values for row in _TABLE.records(lines) if row.split == TRAIN}
-        if rows and rows.keys() <= {record.step for record in text.form.records(lines)}:
+        if not rows:
+            continue
+        if text.form in ANY_NAMES and rows.keys() <= {record.step for record in text.form.records(lines)}:
             joined = [replace(one, values={**rows.get(one.step, {}), **one.values}) for one in text.records]
             return replace(text, records=joined)
+        lost = [one for one in text.records if one.step is None and one.split == TRAIN and "loss" in one.values]
+        losses = [values.get("loss") for values in rows.values()]
+        if len(losses) > 1 and [_as_shown(one.values["loss"]) for one in lost] == [*map(_as_shown, losses)]:
+            steps = {id(one): step for one, step in zip(lost, rows, strict=True)}
+            return replace(text, records=[replace(one, step=steps.get(id(one), one.step)) for one in text.records])
     return text
+
+
+def _as_shown(loss: float | None) -> str:
+    """Return a loss with the digits of the table, which has no sign of a zero."""
+    return "" if loss is None else f"{loss + 0.0:.6f}".replace("-0.000000", "0.000000")
 
 
 _TABLE = next(form for form in FORMS if isinstance(form, TextTable))

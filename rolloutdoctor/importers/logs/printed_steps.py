@@ -1,9 +1,10 @@
 """The steps of the lines of one run in a text: by what they say, progress bars, epochs, or their order."""
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rolloutdoctor.data.step_key import TRAIN
@@ -12,16 +13,34 @@ from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.printed import Printed
 
 _BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
+_STATED = re.compile(r"""(?<!\w)logging_steps['"]?\s?[:=]\s?([0-9]{1,9})(?![\w.])""")
+_PLANNED = re.compile(
+    r"(?i)\btotal (?:train(?:ing)?|optimi[sz](?:ation|er)) steps\s{0,8}[:=]\s{0,8}([0-9][0-9,]{0,14})"
+)
+_STEPS_ALONE = re.compile(
+    r"(?i)\W{0,12}(?:(?:total|num|number of|max|training|train)[ _]){0,2}steps\s{0,20}[:=]\s{0,8}"
+    r"([0-9][0-9,]{0,14})\W{0,4}"
+)
+"""A length on a line of its own: ``Steps : 30``."""
 _MOST_BARS = 8
 """Progress bars that are tried, those that were drawn most: generation and downloads have theirs, too."""
 
 
 @dataclass
 class Bars:
-    """The progress bars that were drawn, each with the number of lines of numbers before it; and lines of text."""
+    """The progress bars that were drawn, each with the number of lines of numbers before it; and lines of text.
+
+    Attributes:
+        drawn: numbers of lines, steps that were done, and of how many.
+        lines: of the text.
+        every: the steps for which options in the text say that a line is logged.
+        planned: numbers of lines, and the steps that a line between says the run is planned for.
+    """
 
     drawn: list[tuple[int, int, int]] = field(default_factory=list)
     lines: int = 0
+    every: set[int] = field(default_factory=set)
+    planned: list[tuple[int, int]] = field(default_factory=list)
 
     def watched(self, text: Iterable[str], records: Sequence[object]) -> Iterator[str]:
         """Yield lines, and keep the bars in them."""
@@ -29,11 +48,31 @@ class Bars:
             self.lines += 1
             if " [" in line:
                 self.drawn += [(len(records), int(done), int(total)) for done, total in _BAR.findall(line)]
+            if "logging_steps" in line:
+                self.every |= {int(every) for every in _STATED.findall(line)}
+            if (
+                "steps" in line.lower()
+                and (length := _PLANNED.search(line) or _STEPS_ALONE.fullmatch(line)) is not None
+            ):
+                self.planned.append((len(records), int(length[1].replace(",", ""))))
             yield line
+
+    def at(self, chosen: Sequence[int]) -> "Bars":
+        """Return them where only some of the lines of numbers are read."""
+        drawn = [(bisect_left(chosen, at), done, total) for at, done, total in self.drawn]
+        return replace(self, drawn=drawn, planned=[(bisect_left(chosen, at), steps) for at, steps in self.planned])
 
     def between(self, first: int, after: int) -> "Bars":
         """Return those that belong to some of the lines."""
-        return Bars([(at - first, done, total) for at, done, total in self.drawn if first <= at <= after])
+        drawn = [(at - first, done, total) for at, done, total in self.drawn if first <= at <= after]
+        # What is said behind the last line is of the next run.
+        planned = [(at - first, steps) for at, steps in self.planned if first <= at < after]
+        return replace(self, drawn=drawn, planned=planned)
+
+    def length(self, last: int) -> int | None:
+        """Return the steps that the run is planned for; None where none is said, or several that count something."""
+        said = {steps for _, steps in self.planned}
+        return max(said) if len(said) == 1 and max(said) >= last else None
 
 
 def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing: bool) -> Sequence[Row]:
@@ -50,6 +89,9 @@ def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing
         every, planned, before = _interval(epochs, bars)
         steps, total = _positions(training, bars)
         notes.planned(planned if steps is None else total)
+        said = min(bars.every) if len(bars.every) == 1 else 0
+        if every is None and said and bars.length(0) == said * len(training):
+            every = said
         if growing:
             # Nobody knows the steps yet, and the lines that were counted keep their numbers.
             every, steps, before = None, None, 0
@@ -68,6 +110,7 @@ def numbered(records: Sequence[Printed], bars: Bars, notes: LogNotes, *, growing
         step = record.step if record.step is not None else counted if steps is None else steps.get(place, step)
         split = {} if record.split == TRAIN else {"split": record.split}
         rows.append(({**record.values, **record.texts, **split, "step": step}, f"step {step}"))
+    notes.planned(bars.length(step))
     return rows
 
 
@@ -90,6 +133,8 @@ def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | No
     is_whole = logged and abs(epochs[0] * logged - epochs[-1]) <= 0.005 * (logged + 1) + 1e-3 * epochs[-1]
     if not is_whole and not _is_even(epochs):
         return None, None, 0
+    if is_whole and epochs[-1] and len(bars.every) == 1 and not any(done == total for _, done, total in bars.drawn):
+        return min(bars.every), None, 0
     totals = Counter(total for _, _, total in bars.drawn)
     fitting: dict[int, tuple[int, int]] = {}
     for total in {total for _, done, total in bars.drawn if done == total}:

@@ -25,6 +25,9 @@ _HEAD = re.compile(r"(?i)\W{0,40}(?:\w{1,20} )?step ?[:#=]? ?([0-9]{1,15})(?: ?/
 _MOST_OF = 0.9
 """Share of the lines with a loss that have such a line above them."""
 
+_IN_SENTENCE = 2
+"""Spaces in what stands before a number of a sentence: ``the student needs a score of 93``."""
+
 _SHORT = 400
 """Characters of a line that a loop prints again and again."""
 
@@ -53,7 +56,10 @@ class RepeatedLines(Form):
             elif len(values) == 1 and {*metric_quantities(values).values()} == {"reward"}:
                 rewards += values.values()
             else:
-                numbered += any(map(is_metric, (name_of(label) for label, _ in pairs(line))))
+                # A response speaks of scores in sentences.
+                numbered += any(
+                    is_metric(name_of(label)) for label, _ in pairs(line) if label.count(" ") < _IN_SENTENCE
+                )
         # A step above each, that grows, counts them, where no rewards of responses are to be averaged.
         grows = len(heads) >= _MOST_OF * len(steps) and all(after > before for before, after in pairwise(heads))
         is_counted = most <= 1 and grows
@@ -86,8 +92,9 @@ class RepeatedBlocks(Form):
                 drawn[-1][name_of(label)] = bar
         # Around the first and the last block other lines may stand.
         names = Counter(map(tuple, blocks)).most_common(1)[0][0]
-        # Accuracies alone are of evaluations, one of each model.
-        if len(names) < _FEWEST_NAMES or not any(is_metric(name) and "acc" not in name.lower() for name in names):
+        # Accuracies and scores alone are of evaluations, one of each model.
+        trained = [name for name in names if is_metric(name) and not any(word in name.lower() for word in _MEASURES)]
+        if len(names) < _FEWEST_NAMES or not trained:
             return
         complete = [(block, at[names[0]]) for block, at in zip(blocks, drawn, strict=True) if block.keys() >= {*names}]
         if len(complete) >= _FEWEST_BLOCKS:
@@ -121,6 +128,7 @@ class Updates(Form):
 
 BLOCKS = RepeatedBlocks()
 
+_MEASURES = ("acc", "score")
 _FEWEST_BLOCKS, _FEWEST_NAMES = 5, 2
 """Blocks, and lines of each: fewer may stand in any text."""
 
