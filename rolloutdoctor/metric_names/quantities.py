@@ -113,6 +113,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("response_length_min", "shortest response", "tokens", "length of the shortest response"),
     Quantity("response_length_max", "longest response", "tokens", "length of the longest response"),
     Quantity("truncated_share", "truncated share", "1", "share of responses that were cut off at the length limit"),
+    Quantity("eos_tokens", "end-of-sequence tokens", "tokens", "how many the responses of one process have together"),
     Quantity("turns", "turns", "turns", "mean number of turns of a trajectory"),
     Quantity("turns_min", "fewest turns", "turns", "the smallest number of turns of a trajectory"),
     Quantity("turns_max", "most turns", "turns", "the largest number of turns of a trajectory"),

@@ -36,7 +36,6 @@ _MARKS = {
     "trl-ppo": (
         "objective/non_score_reward",
         "val/clipfrac_avg",
-        "val/num_eos_tokens",
         "val/ratio_var",
         "eps",
         "episode",
@@ -56,7 +55,7 @@ _BOOKKEEPING = re.compile(
 def is_bookkeeping(name: str) -> bool:
     """Tell a counter, a clock, a use of the machine, or a name that only says which trainer logs.
 
-    >>> is_bookkeeping("epoch"), is_bookkeeping("val/num_eos_tokens"), is_bookkeeping("train/accuracy")
+    >>> is_bookkeeping("epoch"), is_bookkeeping("val/clipfrac_avg"), is_bookkeeping("train/accuracy")
     (True, True, False)
     >>> is_bookkeeping("timing_s/gen"), is_bookkeeping("actor/perf/max_memory_allocated_gb")
     (True, True)

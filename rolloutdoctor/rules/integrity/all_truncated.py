@@ -13,10 +13,10 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logge
 from rolloutdoctor.rules.logged_quantities import SPREAD, by_step, is_reward_free, metrics_of, not_logged
 from rolloutdoctor.rules.measures.length_limit import Lengths, stated_limit
 from rolloutdoctor.rules.measures.logged_ends import logged_ends
-from rolloutdoctor.rules.measures.truncated_shares import many_truncated, without_end
+from rolloutdoctor.rules.measures.truncated_shares import many_truncated, never_ended, without_end
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-_READ = ("truncated_share", "response_length_min", "response_length_max", "response_length", *SPREAD)
+_READ = ("truncated_share", "response_length_min", "response_length_max", "response_length", "eos_tokens", *SPREAD)
 """Quantities of a log that the rule reads."""
 
 
@@ -44,12 +44,12 @@ class AllTruncated(TableRule):
     (`mean_length`). If at least 90 % of the steps had rewards that differ within groups, the task may fix the
     length, and all steps are a warning too.
 
-    Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths
-    differ, so a share counts only if the mean length is at least that share of the largest. Lengths below the
-    recorded option for the largest length were not cut there. A share as large of such responses is information
-    (`counted_share`): they do not end, whatever ended them. verl's ratio counts responses that fill the padded
-    width: if it is 0 and all lengths are equal, another cap may have cut them, and the rule cannot tell. With
-    `logging_steps` above 1 a line is a window of several steps.
+    Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
+    a share counts only if the mean length is at least that share of the largest. Lengths below the recorded option for
+    the largest length were not cut there. A share as large of such responses is information (`counted_share`): they do
+    not end, whatever ended them; so is a log of no end-of-sequence token at all. verl's ratio counts responses that
+    fill the padded width: if it is 0 and all lengths are equal, another cap may have cut them, and the rule cannot
+    tell. With `logging_steps` above 1 a line is a window of several steps.
 
     ## What to do
     Raise the largest length, check the end-of-sequence token and the stop strings of the sampler, or penalise length.
@@ -106,7 +106,7 @@ class AllTruncated(TableRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Neither rows nor a log that say how responses ended."""
-        logged = {"truncated_share", "response_length"} & context.quantities.keys()
+        logged = {"truncated_share", "response_length", "eos_tokens"} & context.quantities.keys()
         return None if logged or "status" in context.columns else self._not_logged(context)
 
     def _not_logged(self, context: Context) -> Missing:
@@ -142,7 +142,7 @@ class AllTruncated(TableRule):
         """One line for each step that says how its responses ended: by its rows, or else in its log."""
         lengths = {"least": "response_length_min", "most": "response_length_max", "mean": "response_length"}
         logged = by_step(run, context, _READ).select(
-            *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
+            *STEP_KEY, free=is_reward_free(context), share="truncated_share", ends="eos_tokens", **lengths
         )
         rows = run.rows.join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left").select(
             *(*STEP_KEY, "share", "most"),
@@ -231,8 +231,9 @@ class AllTruncated(TableRule):
                 return counted(count, "step")
             return logged_lines(count, table["step"].to_list(), each_step=context.logs_each_step)
 
+        over, least = lines(windows), self._large(windows)
         if not from_rows and not of_means and self._below_cap(run, context):
-            return without_end(run, context, lines(windows), self._large(windows), is_below=True)
+            return without_end(run, context, over, least, is_below=True)
         flags, size = table.filter("is_whole")["free"].drop_nulls(), _only_length(table)
         free = f", {lines(int(flags.sum()))} without reward variance" if flags.any() else ""
         source = "the finish reasons of the rows" if from_rows else "the trainer's own log"
@@ -241,7 +242,7 @@ class AllTruncated(TableRule):
             "sampler's stop strings, or penalize length"
         )
         if of_means:
-            return Lengths(lines(windows), advice, self.many, self.warn_from).judge(run, context)
+            return never_ended(run, over) or Lengths(over, advice, self.many, self.warn_from).judge(run, context)
         if cut == windows:
             fixed = len(flags) > 0 and flags.sum() < (1 - self.warn_from) * len(flags)
             where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
@@ -258,7 +259,6 @@ class AllTruncated(TableRule):
                 advice=advice,
             )
         if (streak := self._streak(table)) is None:
-            least, over = self._large(windows), lines(windows)
             many = many_truncated(run, over, least, source, advice, fewest=self.long, errors=self.errors)
             return many or without_end(run, context, over, least, is_below=False)
         return Judgement(

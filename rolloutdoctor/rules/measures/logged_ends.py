@@ -8,7 +8,7 @@ def logged_ends(lines: pl.DataFrame, long: int) -> pl.DataFrame:
 
     Args:
         lines: in the order of steps: the logged `share` of truncated responses, and their lengths, the `least`, the
-            `most` and the `mean`; null where not logged.
+            `most` and the `mean`, and their end-of-sequence tokens `ends`; null where not logged.
         long: lines of one mean length from which on it is that of every response.
 
     Returns:
@@ -16,6 +16,10 @@ def logged_ends(lines: pl.DataFrame, long: int) -> pl.DataFrame:
         of them, and `is_late`, true of a run that comes to one length at its end.
     """
     share, least, most = pl.col("share"), pl.col("least"), pl.col("most")
+    of_tokens = lines.drop_nulls("ends")
+    if len(of_tokens) and lines.select(share.is_null().all() & (pl.col("ends") == 0).all()).item():
+        # Without a single such token none has ended, wherever it was cut.
+        return of_tokens.with_columns(share=0.0, counted=1.0, is_whole=False, is_late=False)
     # Mean lengths of many responses are one integer only where each of them has that length.
     means, largest, last = pl.col("mean"), pl.col("mean").max(), pl.col("mean").drop_nulls().last()
     at_limit, is_longest = means == largest, most.max().fill_null(largest) == largest

@@ -79,3 +79,22 @@ def without_end(run: Measured, context: Context, lines: str, least: float, *, is
         remark=words,
         hinders=True,
     )
+
+
+def never_ended(run: Measured, lines: str) -> Judgement | None:
+    """Information on responses of which none has a single end-of-sequence token, in any line; see `logged_ends`."""
+    if not run.table.select((pl.col("ends") == 0).fill_null(value=False).all()).item():
+        return None
+    words = f"no response of {lines} has an end-of-sequence token"
+    return Judgement(
+        severity=Severity.INFO,
+        confirmed=True,
+        headline=words,
+        message=f"{words}: every one is cut at the length limit or at a stop token of another name",
+        evidence="the logged number of end-of-sequence tokens, of the main process",
+        advice="raise the response length limit, and check that the tokenizer's end-of-sequence token is the one that "
+        "the model was trained to end with: a chat model may have its own",
+        measures={"counted_share": Measure(1.0, "share")},
+        remark=words,
+        hinders=True,
+    )

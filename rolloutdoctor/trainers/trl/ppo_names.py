@@ -28,6 +28,7 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("policy/approxkl_avg", "ppo_kl", "half the mean squared difference of new and old log-prob", _TRAIN),
     MetricName("loss/value_avg", "critic_loss", "mean over the micro-batches of all passes", _TRAIN),
     MetricName("val/ratio", "ratio", "mean over the micro-batches of all passes", _TRAIN),
+    MetricName("val/num_eos_tokens", "eos_tokens", "count over the uncut responses of the main process", _TRAIN),
     MetricName("lr", "learning_rate", "of the first parameter group", _TRAIN),
     MetricName("ppo/mean_scores", "reward", "mean over responses of the score", _STEP, until=_BEFORE),
     MetricName("env/reward_mean", "reward", "mean of the rewards that were given to the step", _LOGGED, until=_BEFORE),

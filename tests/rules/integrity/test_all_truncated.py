@@ -272,3 +272,18 @@ def test_the_longest_response_of_nearly_all_lines_is_the_limit(longest, is_told)
 def test_skipped_without_finish_reasons():
     (skipped,) = report_on(toy_batch([[0, 1]]), trainer=None, select=["RDI012"]).skipped
     assert "neither rows nor log" in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        ([0.0] * 4, ["no response of 4 steps has an end-of-sequence token"]),
+        # One response of one step has one: how many of the others have none is not logged.
+        ([0.0, 0.0, 1.0, 0.0], []),
+    ],
+)
+def test_a_log_of_end_of_sequence_tokens(tokens, told):
+    series = {"objective/scores": [0.5, 0.25] * 2, "objective/kl": [1.0] * 4, "val/num_eos_tokens": tokens}
+    report = check_log("RDI012", **{name: values[: len(tokens)] for name, values in series.items()})
+    assert [one.headline for one in report.findings] == told
+    assert [one.code for one in report.skipped] == ([] if told else ["RDI012"])
