@@ -502,3 +502,10 @@ def test_dicts_without_steps_have_those_of_the_table_beside_them(tmp_path, shown
     values, _, notes = read(notebook(tmp_path / "a.ipynb", code("train()", printed(dicts), rows)))
     assert [*values] == [*steps]
     assert notes.counted_steps == (shown < 8)
+
+
+def test_lines_with_a_step_and_a_loss_keep_their_steps(tmp_path):
+    lines = printed("".join(f"step {n} | loss: 0.{n} | reward: 0.5 | kl: 0.1\n" for n in range(10, 90, 10)))
+    values, _, notes = read(notebook(tmp_path / "a.ipynb", code("train()", lines)))
+    assert [*values] == [*range(10, 90, 10)]
+    assert not notes.counted_steps

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from rolloutdoctor.importers.logs.counters import COUNTERS
 from rolloutdoctor.importers.logs.numbers import number, of_rewards
 from rolloutdoctor.importers.logs.printed import PAIR, Form, Printed, is_update, name_of, pairs
 from rolloutdoctor.importers.logs.rows import STEPS
@@ -121,7 +122,9 @@ class Updates(Form):
         """Yield a step for each line."""
         for line in lines:
             if "loss" in line.lower():
-                values: dict[str, float | None] = {name_of(label): number(text) for label, text in pairs(line)}
+                named = {name_of(label): number(text) for label, text in pairs(line)}
+                # Of lines with a step others say more: a number that counts is none of the update.
+                values = {name: value for name, value in named.items() if name not in COUNTERS}
                 if is_update(values):
                     yield Printed(values)
 

@@ -21,7 +21,8 @@ CLASSES = {"UnslothGRPOConfig": "unsloth", "GRPOConfig": OF_TRL, "RLOOConfig": "
 OF_TRAINING = re.compile(
     r"(?:^|\.)\w*(?:GRPO|RLOO|PPO|PPOv2|DPO|NashMD|XPO|SFT|KTO|ORPO|CPO|BCO|GKD|Reward|Training)(?:Config|Arguments|Args)$"
 )
-_OF_POLICY = re.compile(r"GRPO|RLOO|PPO|OnlineDPO|NashMD|XPO")
+POLICY = "GRPO|RLOO|PPO|OnlineDPO|NashMD|XPO"
+_OF_POLICY = re.compile(POLICY)
 """Names of classes of options of trainings, and those of a policy by its rewards."""
 
 _ANY = ReadLog()
@@ -129,7 +130,9 @@ def read_code(notebook: Notebook, origin: str, log: ReadLog = _ANY) -> list[Stat
 
 def _command(cells: Sequence[str], origin: str, log: ReadLog) -> Stated | None:
     """Read the command of the cell whose output the run is; else the one that tells its trainer, or the only one."""
-    command = read_command_line(cells[-1].split("\n"), origin, log.likely) if log.begins is not None and cells else None
+    of_run = cells[-1].split("\n") if log.begins is not None and cells else []
+    # One option is enough where the output of the run is below its command.
+    command = read_command_line(of_run, origin, log.likely, fewest=1)
     others = read_commands("\n".join(cells).split("\n"), origin, log.likely) if command is None else []
     of_trainers = [other for other in others if other.trainer is not None] or (others if len(others) == 1 else [])
     return command or next(iter(of_trainers), None)

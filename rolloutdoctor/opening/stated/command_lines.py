@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 
-from rolloutdoctor.opening.stated.options import Stated, stated_of
+from rolloutdoctor.opening.stated.options import FEWEST, Stated, stated_of
 
 _MOST = 2**18
 """Characters of a command."""
@@ -23,19 +23,21 @@ _REFERENCE = re.compile(r'"\$\{([A-Za-z_]\w{0,60})\[[@*]\]\}"|\$\{?([A-Za-z_]\w{
 _SUM = re.compile(r"[0-9 ]{1,20}(?:[*+/-][0-9 ]{1,20}){0,8}")
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _ALONE = re.compile(r"\s{0,20}--[A-Za-z][\w.-]{1,60}(?:=[^\s\\]{1,200})?(?: {1,4}[^\s\\]{1,200}){0,40}\s{0,20}\\?\s*")
-_FEWEST = 3
-"""Options of a command line: one or two anybody may pass."""
 _MOST_LINES = 300
 """Lines of a command, or of an array of arguments."""
 
 
-def read_command_line(lines: Sequence[str], origin: str, likely: Sequence[str] = ()) -> Stated | None:
+def read_command_line(
+    lines: Sequence[str], origin: str, likely: Sequence[str] = (), *, fewest: int = FEWEST
+) -> Stated | None:
     """Read ``key=value`` and ``--key value`` of the first command that states a trainer's options, or settings."""
-    commands = read_commands(lines, origin, likely)
+    commands = read_commands(lines, origin, likely, fewest=fewest)
     return next((command for command in commands if command.trainer is not None), None) or next(iter(commands), None)
 
 
-def read_commands(lines: Sequence[str], origin: str, likely: Sequence[str] = ()) -> list[Stated]:
+def read_commands(
+    lines: Sequence[str], origin: str, likely: Sequence[str] = (), *, fewest: int = FEWEST
+) -> list[Stated]:
     """Read all commands that state a trainer's options, or settings; those that say the same are one."""
     commands: list[Stated] = []
     for place, line in enumerate(lines):
@@ -45,8 +47,8 @@ def read_commands(lines: Sequence[str], origin: str, likely: Sequence[str] = ())
         if place and lines[place - 1].rstrip().endswith("\\") and _COMMAND.search(lines[place - 1]) is not None:
             # A launcher and what it launches are one command.
             continue
-        command = stated_of(origin, assigned(_joined(lines, place), lines[:place]), likely)
-        enough = command is not None and len(command.values) >= _FEWEST
+        command = stated_of(origin, assigned(_joined(lines, place), lines[:place]), likely, fewest=fewest)
+        enough = command is not None and len(command.values) >= fewest
         if command is not None and enough and all(command.values != other.values for other in commands):
             commands.append(command)
     return commands
@@ -62,7 +64,7 @@ def read_options_alone(lines: Sequence[str], origin: str, likely: Sequence[str] 
         for is_alone, block in groupby(lines, lambda line: _ALONE.fullmatch(line) is not None)
         if is_alone
     ]
-    option_blocks = [values for values in blocks if len(values) >= _FEWEST]
+    option_blocks = [values for values in blocks if len(values) >= FEWEST]
     if len(option_blocks) != 1 or any(value == name.upper() for name, value in option_blocks[0].items()):
         return None
     return stated_of(origin, option_blocks[0], likely)

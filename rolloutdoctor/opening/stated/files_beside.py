@@ -1,4 +1,4 @@
-"""Scripts and configuration files in the folder of a log: ``run_grpo.sh``, ``grpo.yaml``, ``training_args.yaml``."""
+"""Scripts, configurations and code in the folder of a log: ``run_grpo.sh``, ``grpo.yaml``, ``train.py``, README.md."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,10 @@ from itertools import islice
 from pathlib import Path
 
 from rolloutdoctor.engine.configure import read_trainer_config
+from rolloutdoctor.importers.reading.notebooks import Notebook
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, training_kind
+from rolloutdoctor.opening.stated.calls import POLICY, read_code
 from rolloutdoctor.opening.stated.command_lines import read_commands
 from rolloutdoctor.opening.stated.json_configs import options_in_json
 from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of
@@ -24,6 +26,11 @@ _LARGEST_SUMMARY = 2**21
 _WORDS = re.compile(r"[_.-]")
 
 _SUFFIXES = frozenset({".sh", ".yaml", ".yml", ".json"})
+
+_PAGE = "readme.md"
+_BLOCK = re.compile(r"```[ \t]?(\w*)[^\n]*\n(.*?)```", re.DOTALL)
+_MAKES_OPTIONS = re.compile(rf"\b\w*(?:{POLICY})\w*(?:Config|Arguments|Args)\(")
+"""Blocks of code on a page, and where code makes options of the training of a policy."""
 
 _HEAD = 2_000
 """Lines of a log in which the name of a file may stand."""
@@ -57,14 +64,19 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
     head = _head(log)
     certain: list[Stated] = []
     others: list[Stated] = []
-    files = (file for file in folder.iterdir() if file.suffix in _SUFFIXES and file != log and file.is_file())
-    for file in sorted(islice(files, _MOST_FILES)):
-        config = _of_file(file, log, read.likely)
-        if config is None or not _fits(config, read):
-            continue
-        is_named = file.suffix != ".json" and _names(head, file)
-        is_certain = is_named or (file.suffix == ".sh" and _names(_text(file), log))
-        (certain if is_certain else others).append(config)
+    for is_code in (False, True):
+        files = (file for file in folder.iterdir() if file != log and file.is_file())
+        fitting = (file for file in files if (_is_code(file) if is_code else file.suffix in _SUFFIXES))
+        for file in sorted(islice(fitting, _MOST_FILES)):
+            config = _of_code(file, read) if is_code else _of_file(file, log, read.likely)
+            if config is None or not _fits(config, read):
+                continue
+            is_named = file.suffix not in (".json", ".md") and _names(head, file)
+            is_certain = is_named or (file.suffix == ".sh" and _names(_text(file), log))
+            (certain if is_certain else others).append(config)
+        # What the code makes of options is said by the files that state them.
+        if certain or others:
+            break
     if certain or not others:
         return certain
     if len(others) > 1:
@@ -77,6 +89,25 @@ def read_files_beside(folder: Path, log: Path, read: ReadLog) -> list[Stated]:
 def _names(text: str, file: Path) -> bool:
     """Tell a text that names a file; of JSON any library names its own ``config.json``."""
     return re.search(rf"(?<![\w.-]){re.escape(file.name)}(?![\w.-])", text) is not None
+
+
+def _is_code(file: Path) -> bool:
+    return file.suffix == ".py" or file.name.lower() == _PAGE
+
+
+def _of_code(file: Path, read: ReadLog) -> Stated | None:
+    """Return the only options of a policy's training that code or a page makes: ``args = GRPOConfig(...)``."""
+    if file.stat().st_size > _LARGEST:
+        return None
+    blocks = [("py", _text(file))] if file.suffix == ".py" else _BLOCK.findall(_text(file))
+    code = [text for kind, text in blocks if kind.lower() in ("", "py", "python")]
+    calls = sum(len(_MAKES_OPTIONS.findall(text)) for text in code)
+    if calls == 1:
+        made = read_code(Notebook(tuple(code), tuple(() for _ in code)), file.name, replace(read, begins=None))
+        return next((config for config in made if config.origin == file.name and config.values), None)
+    lines = [line for kind, text in blocks if kind != "py" for line in text.split("\n")]
+    commands = read_commands(lines, file.name, read.likely) if not calls else []
+    return commands[0] if len(commands) == 1 else None
 
 
 def _of_summary(file: Path, log: Path, likely: Sequence[str]) -> Stated | None:

@@ -48,15 +48,25 @@ class ReadLog:
     is_alone: bool = False
 
 
-def stated_of(origin: str, values: Mapping[str, object], likely: Sequence[str] = (), remark: str = "") -> Stated | None:
+FEWEST = 3
+"""Options of the trainer whose log it is, or settings of a run: one or two any program has."""
+
+
+def stated_of(
+    origin: str, values: Mapping[str, object], likely: Sequence[str] = (), remark: str = "", *, fewest: int = FEWEST
+) -> Stated | None:
     """Return options from one place with their trainer; where they tell none, what is a setting of any run.
 
-    Returns:
-        None if they tell no trainer, and fewer than three are settings.
+    Args:
+        origin: words for the place.
+        values: option name to value.
+        likely: trainers whose names the log has, the likeliest first.
+        remark: what the user should know of how it was read.
+        fewest: settings of a run that are enough where they tell no trainer.
     """
     trainer = trainer_of(values, likely)
     options = values if trainer is not None else titled(values)
-    return Stated(origin, trainer, options, remark=remark) if trainer is not None or len(options) >= _FEWEST else None
+    return Stated(origin, trainer, options, remark=remark) if trainer is not None or len(options) >= fewest else None
 
 
 def trainer_of(names: Mapping[str, object], likely: Sequence[str] = ()) -> str | None:
@@ -81,16 +91,12 @@ def trainer_of(names: Mapping[str, object], likely: Sequence[str] = ()) -> str |
         if own_names <= names.keys():
             return trainer
     trainers = (name for name in likely if name in TRAINERS)
-    return next((name for name in trainers if _common(name, names) >= _FEWEST), None)
+    return next((name for name in trainers if _common(name, names) >= FEWEST), None)
 
 
 def _common(trainer: str, names: Mapping[str, object]) -> int:
     """The number of options of a trainer with these names."""
     return sum(option.name in names for option in TRAINERS[trainer].options)
-
-
-_FEWEST = 3
-"""Options of the trainer whose log it is: one or two any program has."""
 
 
 def is_other(*names: str) -> bool:
