@@ -460,6 +460,26 @@ def test_what_began_first_is_said_first(tmp_path):
     assert (len(reward.series), reward.last, reward.marks) == (STEPS, 0.0, ((31, "RDT005"),))
 
 
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("sampler_pearson", (0.995, 0.9, 0.5)),
+        ("sampler_gap", (0.005, 0.1, 0.3)),
+        ("sampler_logp_gap", (0.02, 0.3, 1.0)),
+        ("sampler_k3", (0.01, 0.1, 0.5)),
+        ("sampler_ppl", (0.05, 0.3, 1.0)),
+    ],
+)
+def test_gates_of_sampler_and_trainer(name, bounds):
+    said = []
+    for bound in bounds:
+        for value in sorted([0.999 * bound, 1.001 * bound], reverse=name == "sampler_pearson"):
+            ppl = {"sampler_ppl": [math.exp(value)] * 9, "trainer_ppl": [1.0] * 9}
+            report = check_log("RDO012", **(ppl if name == "sampler_ppl" else {name: [value] * 9}))
+            said.append(report.findings[0].severity.label if report.findings else "clean")
+    assert said == ["clean", "info", "info", "warning", "warning", "error"]
+
+
 @pytest.mark.parametrize(("apart_from", "first"), [(2, "RDO012"), (25, "RDT004")])
 def test_a_sampler_that_was_apart_first_is_why_the_kl_blew_up(apart_from, first, tmp_path):
     """A frozen engine: the policy is trained on responses of another one. The other way round it is another finding."""

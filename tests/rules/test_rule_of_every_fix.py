@@ -12,6 +12,7 @@ from rolloutdoctor.evaluation.evaluate import evaluate_all, stored_kl
 from rolloutdoctor.formulas.advantages.drawn_rows import of_sources
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.fix_effect import FixEffect, Told
 from rolloutdoctor.rules.known_fault import KnownFaultRule
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.search.hypotheses.fixes import FIXES, choose, compared
@@ -224,3 +225,21 @@ def test_a_thousandth_of_the_gradient_is_information(rows, severity):
     assert finding.severity is severity
     assert f"1 token for each of {rows} fully masked response" in finding.headline
     assert "smaller" in finding.headline
+
+
+@pytest.mark.parametrize(("change", "says"), [(0.99e-9, ""), (1.01e-9, "1.01e-07 % of the log-prob gradient")])
+def test_what_float64_rounds_is_no_change_of_the_gradient(change, says):
+    effect = FixEffect(
+        chosen=choose("loo-std"),
+        made="",
+        remedy="",
+        rows=0,
+        shift=0.0,
+        change=change,
+        kappa=1.0,
+        cosine=1.0,
+        scales=False,
+        masked=0,
+        told=Told(0, 0, 0),
+    )
+    assert effect.magnitude() == says

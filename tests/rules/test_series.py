@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rolloutdoctor.rules.series import memory, noise, rank_with_time
+from rolloutdoctor.rules.series import is_passing, memory, noise, rank_with_time
 
 
 @pytest.mark.parametrize("count", [2, 3, 64, 65, 130, 777])
@@ -32,3 +32,36 @@ def test_the_noise_of_continuous_values_is_that_of_the_median_of_differences():
     assert noise(values) == pytest.approx(np.median(steps) / (0.6745 * 2**0.5), rel=1e-4)
     assert noise(np.array([0.0, 0.0, 0.0, 0.0, 1.0, 0.0])) == 0.2**0.5, "most neighbours are equal: the mean square"
     assert noise(np.ones(4)) == noise(np.ones(1)) == 0
+
+
+def spiked(*places, after=1.0, count=200):
+    """Whether outliers at some places, before such a level, are passing, and whether they are of a state."""
+    values, odd = np.ones(count), np.zeros(count, dtype=bool)
+    values[places[-1] + 1 :] = after
+    values[list(places)], odd[list(places)] = 50.0, True
+    return is_passing(values, odd), is_passing(values, odd, is_state=True)
+
+
+@pytest.mark.parametrize(
+    ("places", "after", "passing", "of_state"),
+    [
+        # Fewer than a fiftieth of the lines, and up to twice the level before.
+        ((50, 60, 70), 1.0, True, True),
+        ((50, 60, 70, 80), 1.0, False, False),
+        ((50,), 1.99, True, True),
+        ((50,), 2.01, False, False),
+        # Among the last three lines: one alone, which a line after it is back from, if it is of a state.
+        ((196,), 1.0, True, True),
+        ((197,), 1.0, False, True),
+        ((150, 197), 1.0, False, False),
+        ((197,), 2.01, False, False),
+        ((199,), 1.0, False, False),
+    ],
+)
+def test_outliers_that_left_no_trace(places, after, passing, of_state):
+    assert spiked(*places, after=after) == (passing, of_state)
+
+
+def test_one_outlier_of_few_lines_is_passing():
+    assert spiked(5, count=20) == (True, True)
+    assert spiked(5, 7, count=20) == (False, False)

@@ -60,19 +60,31 @@ def test_the_last_part_of_a_sudden_change_may_come_late(values, at, is_steady):
     assert told(1 - values, 1.0, 0.0, raw=1 - SUDDEN) == (at, is_steady)
 
 
+def test_a_level_that_is_not_reached_is_left_to_the_last_value():
+    assert told(levels((10, 0.0), (3, 0.4)), raw=levels((6, 0.0), (7, 1.0))) == (12, False)
+
+
 def ramp(count, since, until):
     """A straight way from one place to another, in shares of the values."""
     return np.clip(((np.arange(count) + 0.5) / count - since) / (until - since), 0, 1)
 
 
+ALONE = np.array([1, -1, -1, 1, -1] * 10)
+"""Noise, each value of which tells as much as any other; with each of them twice, only half as much."""
+
+
 @pytest.mark.parametrize(
     ("values", "is_steady"),
     [
+        (ramp(50, 0.25, 0.75) + 0.25 * ALONE, True),
+        (ramp(50, 0.25, 0.75) + 0.25 * np.repeat(ALONE[:25], 2), False),
         # A quarter of many values, of which fiftieths are looked at, and half of ten.
         (ramp(100, 0.3, 0.56), True),
         (ramp(100, 0.3, 0.54), False),
         (ramp(10, 0.1, 0.7), True),
-        (ramp(10, 0.0, 0.5), False),
+        (ramp(10, 0.1, 0.6), False),
+        (ramp(100, 0.0, 0.26), True),
+        (ramp(50, 0.2, 0.46), True),
         # All of them, and a series of which nothing but one value is another.
         (ramp(100, 0.0, 1.0), True),
         (levels((99, 0.0), (1, 1.0)), False),

@@ -204,6 +204,12 @@ def test_siblings_that_differ_or_do_not_round(rewards):
         assert not report_on(batch, select=[CODE], **SIBLINGS).findings
 
 
+def test_what_no_rounding_makes_is_another_formula():
+    """A hundred times the largest score that the rounding of one float32 pass can make of these rewards."""
+    rows = toy_batch(ODD, per_row={"advantage": [1e6, *[-0.378] * 7, 1.15, -1.15, 1.15, -1.15]})
+    assert found_by(CODE, rows, **SIBLINGS) is None
+
+
 def test_the_fix_is_not_accused():
     """What was logged is the centred reward, as after the fix."""
     logged = [0.7, *[-0.378] * 7, 1.15, -1.15, 1.15, -1.15]
