@@ -122,16 +122,20 @@ def pairs(line: str) -> tuple[tuple[str, str], ...]:
     (('clipped', '12.5%'),)
     >>> pairs("mean_reward: (-0.28) -- kl=(0.1, 0.2)")
     (('mean_reward', '-0.28'),)
+    >>> pairs("Reward: 0.5 (std 0.1) | kl=0.2 (std: 0.3)")
+    (('Reward', '0.5'), ('Reward std', '0.1'), ('kl', '0.2'), ('kl std', '0.3'))
     """
     return tuple(_pairs(line)) if len(line) <= LONGEST_LINE else ()
 
 
 def _pairs(line: str) -> Iterator[tuple[str, str]]:
-    line = _ENCLOSED.sub(r"\1\2", line) if "(" in line else line
+    line, last = _ENCLOSED.sub(r"\1\2", line) if "(" in line else line, ""
     for match in PAIR.finditer(line):
         # ``rewards=4.27s`` is the time that they took.
         if not (line.startswith(("s", "ms"), match.end()) and is_metric(name_of(match[1]))):
-            yield match[1].strip(), f"{match[2]}%" if match[0].endswith("%") else match[2]
+            is_of_last = last and match[1] == "std" and line.endswith("(", 0, match.start())
+            last = f"{last} std" if is_of_last else match[1].strip()
+            yield last, f"{match[2]}%" if match[0].endswith("%") else match[2]
     for behind in _DICT_BEHIND.finditer(line) if "{" in line else ():
         yield from (dict_in(line[behind.end() - 1 :]) or {}).items()
     for label, inner in _REWARDS.findall(line) if "[" in line else ():
