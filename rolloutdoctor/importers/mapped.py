@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, TEXTS, Kind
-from rolloutdoctor.importers import base
+from rolloutdoctor.importers import base, mapped_lines
 from rolloutdoctor.importers.mapped_lines import Constant, Place, cell, constant, read_lines, value_at, whole_reward
 from rolloutdoctor.importers.reading import folders, lines
 from rolloutdoctor.importers.reading.parquet_files import batches
@@ -110,6 +110,8 @@ def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *,
         fits = [name for name in names if _fits(column.kind, body[name])]
         if fits:
             places[column.name] = fits[0]
+    if total := "" if "reward" in places else mapped_lines.total_of_parts(body):
+        places["reward"] = total
     if strict and "step" not in places:
         raise SchemaError(f"{file}: no step; {advice(body, mapping)}")
     updates = [name for name in _OF_AN_UPDATE if name in body]

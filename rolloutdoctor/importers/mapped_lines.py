@@ -141,3 +141,17 @@ def whole_reward(name: str, fields: Sequence[str]) -> str | None:
 _OF_REWARDS = re.compile(r"(?i)reward|score|return")
 _WHOLES = ("total", "overall", "final", "combined", "sum")
 """Words in the name of what is made of the parts beside it, the clearest first."""
+
+
+def total_of_parts(body: Mapping[str, object]) -> str:
+    """Return where the total is of a reward that is an object of several numbers; empty if there is none.
+
+    >>> total_of_parts({"step": 3, "reward": {"total": 0.4, "format": 1.0}}), total_of_parts({"reward": {"total": 1.0}})
+    ('reward.total', '')
+    """
+    for name in ("reward", "rewards", "reward_breakdown", "scores"):
+        parts = body.get(name)
+        if isinstance(parts, dict):
+            fields = [f"{name}.{part}" for part, value in parts.items() if type(value) in (int, float)]
+            return (whole_reward(fields[0], fields) or "") if len(fields) > 1 else ""
+    return ""

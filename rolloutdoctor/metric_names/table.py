@@ -294,6 +294,8 @@ def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
 
     >>> functions(["rewards/format/mean", "rewards/format/std", "reward"])
     {'format': ('rewards/format/mean', 'rewards/format/std')}
+    >>> functions(["reward/total", "reward/format", "reward/std"])
+    {'format': ('reward/format', None)}
     """
     by_function: dict[str, dict[str, str]] = {}
     for name in sorted(names):
@@ -301,11 +303,23 @@ def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
             head, star, tail = metric.spellings[0]
             if star and metric.quantity.startswith("function_"):
                 by_function.setdefault(name[len(head) : len(name) - len(tail)], {})[metric.quantity] = name
-    return {
+    return {name.partition("/")[2]: (name, None) for name in _parts_of_total(names)} | {
         function: (by_quantity["function_reward"], by_quantity.get("function_reward_std"))
         for function, by_quantity in by_function.items()
         if "function_reward" in by_quantity
     }
+
+
+def _parts_of_total(names: Collection[str]) -> list[str]:
+    """Return the names of the parts of a reward that a loop logs as an object, with the total or the mean of them."""
+    holders = {name.partition("/")[0] for name in _WHOLE_REWARDS if name in names}
+    parts = [name for name in sorted(names) if name.count("/") == 1 and name.partition("/")[0] in holders]
+    return [name for name in parts if name.partition("/")[2] not in _OF_A_WHOLE and not _owners(name)]
+
+
+_WHOLE_REWARDS = tuple(f"{holder}/{whole}" for holder in ("reward", "rewards") for whole in ("total", "mean"))
+_OF_A_WHOLE = frozenset({"total", "mean", "std", "min", "max", "median", "var", "count", "n"})
+"""What else is said of a reward of several parts than these."""
 
 
 def metric_quantities(names: Collection[str]) -> dict[str, str]:
@@ -317,7 +331,8 @@ def metric_quantities(names: Collection[str]) -> dict[str, str]:
     {'rewards/mean': 'reward', 'rewards/format': 'function_reward'}
     """
     metrics = {name: next((metric for _, metric in _owners(name)), None) or generic(name) for name in names}
-    return {name: metric.quantity for name, metric in metrics.items() if metric is not None}
+    parts = dict.fromkeys(_parts_of_total(names), "function_reward")
+    return parts | {name: metric.quantity for name, metric in metrics.items() if metric is not None}
 
 
 @cache

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 
 from rolloutdoctor.metric_names.generic import taken_for
-from rolloutdoctor.metric_names.table import is_bookkeeping, is_named, metric_quantities, understood, whose
+from rolloutdoctor.metric_names.table import functions, is_bookkeeping, is_named, metric_quantities, understood, whose
 
 RL, DISTILLATION, SFT, SUPERVISED, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC = (
     "reinforcement learning",
@@ -186,6 +186,7 @@ def unrecognised(names: Collection[str]) -> list[str]:
     ['train/positive_nll_loss']
     """
     taken = {name for name, _ in understood(names).values()} | {*(() if whose(names) else taken_for(names))}
+    taken |= {name for name, _ in functions(names).values()}
     return [name for name in sorted(names) if not (name in taken or is_bookkeeping(name) or is_named(name))]
 
 

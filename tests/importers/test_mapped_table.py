@@ -55,8 +55,9 @@ def test_known_names_need_no_map(tmp_path):
 @pytest.mark.parametrize(
     ("row", "advised"),
     [
-        ({"reward": {"correctness": 0.0, "format": 1.0, "total": 0.1}}, "reward.total"),
-        ({"rewards": {"format": 1.0, "length": -0.1, "overall": 0.9}}, "rewards.overall"),
+        # A total of a reward is read without a map.
+        ({"reward": {"correctness": 0.0, "format": 1.0, "total": 0.1}}, None),
+        ({"rewards": {"format": 1.0, "length": -0.1, "overall": 0.9}}, None),
         ({"info": {"scores": {"format": 1.0, "final_score": 0.5}}}, "info.scores.final_score"),
         ({"reward": {"correctness": 0.0, "format": 1.0}}, None),
     ],
