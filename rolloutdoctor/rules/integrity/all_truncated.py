@@ -1,6 +1,7 @@
 """RDI012: every response cut off, from the rows or from the trainer's log alone."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -13,7 +14,7 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logge
 from rolloutdoctor.rules.logged_quantities import SPREAD, by_step, is_reward_free, metrics_of, not_logged
 from rolloutdoctor.rules.measures.length_limit import Lengths, stated_limit
 from rolloutdoctor.rules.measures.logged_ends import logged_ends
-from rolloutdoctor.rules.measures.truncated_shares import many_truncated, never_ended, without_end
+from rolloutdoctor.rules.measures.truncated_shares import many_truncated, never_ended, of_streak, without_end
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 _READ = ("truncated_share", "response_length_min", "response_length_max", "response_length", "eos_tokens", *SPREAD)
@@ -258,23 +259,13 @@ class AllTruncated(TableRule):
                 evidence=source,
                 advice=advice,
             )
-        if (streak := self._streak(table)) is None:
-            many = many_truncated(run, over, least, source, advice, fewest=self.long, errors=self.errors)
-            return many or without_end(run, context, over, least, is_below=False)
-        return Judgement(
-            severity=Severity.WARNING,
-            confirmed=True,
-            headline=(
-                f"at least {percent(self.warn_from)} of the responses are truncated from step {streak[0]} to "
-                f"{streak[1]} ({percent(run['truncated_share'])} over the run)"
-            ),
-            message=(
-                f"{lines(cut)} of {windows:,} have no finished response{free}; {percent(run['truncated_share'])} of "
-                "all responses are truncated"
-            ),
-            evidence=source,
-            advice=advice,
-        )
+        streak = self._streak(table)
+        if streak is not None and (run["truncated_share"] or 0.0) < self.warn_from:
+            return of_streak(run, streak, f"{lines(cut)} of {windows:,}", self.warn_from, free, source, advice)
+        many = many_truncated(run, over, least, source, advice, fewest=self.long, errors=self.errors)
+        if many is not None and streak is not None:
+            return replace(many, severity=Severity.WARNING, remark="", hinders=False)
+        return many or without_end(run, context, over, least, is_below=False)
 
     def _large(self, steps: int) -> float:
         """Return the share of all responses of so many steps from which on it is told."""

@@ -8,6 +8,42 @@ from rolloutdoctor.rules.series import thirds
 from rolloutdoctor.rules.table_rule import Measured
 
 
+def of_streak(
+    run: Measured, steps: tuple[int, int], whole: str, least: float, free: str, source: str, advice: str
+) -> Judgement:
+    """Warn of steps in which nearly all was truncated.
+
+    Args:
+        run: how the responses of each step ended.
+        steps: the first and the last of them.
+        whole: how many of all steps have no finished response, in words.
+        least: share of their responses.
+        free: words on steps without reward variance.
+        source: of the shares.
+        advice: what to do.
+    """
+    share = _percent(run["truncated_share"] or 0.0)
+    return Judgement(
+        severity=Severity.WARNING,
+        confirmed=True,
+        headline=f"at least {percent(least)} of the responses are truncated from step {steps[0]} to {steps[1]} "
+        f"({share} over the run)",
+        message=f"{whole} have no finished response{free}; {share} of all responses are truncated",
+        evidence=source,
+        advice=advice,
+    )
+
+
+def _percent(share: float) -> str:
+    """Say a share; of one that is 1 only as rounded, that some finished.
+
+    >>> _percent(0.5), _percent(0.9999), _percent(1.0)
+    ('50 %', 'nearly 100 %', '100 %')
+    """
+    words = percent(share)
+    return f"nearly {words}" if share < 1 and words == percent(1.0) else words
+
+
 def many_truncated(
     run: Measured, lines: str, least: float, source: str, advice: str, *, fewest: int, errors: float
 ) -> Judgement | None:
@@ -29,12 +65,10 @@ def many_truncated(
     grew = change > errors * error and change > 0
     if share < least and not (grew and last >= least):
         return None
-    words = f"{percent(share)} of the responses are truncated over {lines}"
+    words = f"{_percent(share)} of the responses are truncated over {lines}"
     if grew:
-        words = (
-            f"{percent(last)} of the responses are truncated in the last third of {lines}, and {percent(first)} in the "
-            "first"
-        )
+        ends = f"in the last third of {lines}, and {percent(first)} in the first"
+        words = f"{_percent(last)} of the responses are truncated {ends}"
     return Judgement(
         severity=Severity.INFO,
         confirmed=True,

@@ -245,7 +245,7 @@ BOUNDARIES: list[RowBoundary] = [
     ),
     count("RDI012", "fewest", 3, lambda n: cut(*[1.0] * n), "warning: every response", "error: every response"),
     count("RDI012", "window", 5, lambda n: cut(*[1.0] * n, 0.0, 0.0), "info", "warning: at least"),
-    near("RDI012", "warn_from", 0.9, lambda x: cut(*[x] * 5), "info", "warning: at least"),
+    near("RDI012", "warn_from", 0.9, lambda x: cut(*[x] * 5), "info", "warning: # % of the responses are"),
     near("RDI012", "errors", 4.0, noisy_share, "info: .* of the responses are truncated", "warning: at least"),
     near("RDI012", "many", 0.25, lambda x: cut(*[x] * 10), "clean", "info: .* of the responses are truncated"),
     near("RDI012", "many", 0.25, grown, "clean", "info: .* truncated in the last third of"),
