@@ -654,6 +654,31 @@ def test_a_zero_may_be_what_the_options_say(tmp_path):
     assert found.severity.label == "info"
 
 
+@pytest.mark.parametrize(
+    ("entropy", "length", "gain", "found"),
+    [
+        (0.02, 5, 0.0, True),
+        # Fourteen nats of a response are those of a million.
+        (0.02, 700, 0.0, False),
+        # What was learned needs no other response.
+        (0.02, 5, 0.3, False),
+    ],
+)
+def test_an_entropy_that_leaves_one_response_from_the_first_line_on_is_told(entropy, length, gain, found):
+    reward = [value + gain * step / STEPS for step, value in enumerate(FLAT)]
+    log = {"entropy": [entropy] * STEPS, "response_length": [length] * STEPS, "reward": reward}
+    report = check_log("RDT003", "trl", **log)
+    words = "the policy hardly samples: the entropy of a response is 0.1 nats from the first line on, as of 1.1 equally"
+    assert [one.headline for one in report.findings] == [f"{words} likely responses to a prompt"] * found
+
+
+@pytest.mark.parametrize(("name", "found"), [("completions/mean_length", True), ("mean_response_length", False)])
+def test_an_entropy_of_a_loop_of_ones_own_may_be_a_share_of_the_largest(tmp_path, name, found):
+    rows = [{"step": at, "entropy": 0.02, "avg_reward": value, name: 5.0} for at, value in enumerate(FLAT, 1)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert bool(rd.check(tmp_path / "log.jsonl", select=["RDT003"]).findings) is found
+
+
 @pytest.mark.parametrize("kept", [0.0, 0.3])
 def test_memory_of_noise_is_measured_on_a_trend(kept):
     fresh = np.random.default_rng(1).standard_normal(4000)

@@ -335,6 +335,14 @@ BOUNDARIES = [
         "trl",
         factor=10.0,
     ),
+    # Responses of five tokens: ln 2 nats of two equally likely ones.
+    Boundary(
+        "RDT003",
+        "choices",
+        *({"entropy": [np.log(2) / 5 * part] * 30, "response_length": [5.0] * 30} for part in (0.97, 1.03)),
+        ("info: the policy hardly samples", "clean"),
+        "trl",
+    ),
     Boundary(
         "RDT003",
         "fewest",

@@ -4,6 +4,7 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, own_name
+from rolloutdoctor.rules.measures.few_choices import few_choices
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, series, step_at
 from rolloutdoctor.rules.series import Ends, crossing, ends
 from rolloutdoctor.rules.shift import shift
@@ -23,14 +24,16 @@ class EntropyCollapse(NumbersRule):
 
     ## How it is measured
     `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, at least
-    three. A collapse is an end below a twentieth of the start, an explosion one above twice the start and 1 nat more.
-    Either is an error if the reward is lower at the end than at the start by four standard errors, information if it
-    rose by as many (after a collapse only if some group still has a spread), and else a warning. An entropy that rises
-    by 0.15 nats and 15 % of its start, and by more than six standard errors, while the reward does not, is information,
-    and a warning if the reward falls by six. `onset` is the first step from which the running median stays beyond the
-    geometric mean of start and end, or of such a rise their mean; if the change takes more than a quarter of the steps,
-    the first that left the start. Confirmed: the log shows that
-    it happened, not why.
+    three. A collapse is an end below a twentieth of the start, an explosion one above twice the start and 1 nat
+    more. Either is an error if the reward is lower at the end than at the start by four standard errors,
+    information if it rose by as many (after a collapse only if some group still has a spread), and else a warning.
+    An entropy that rises by 0.15 nats and 15 % of its start, and by more than six standard errors, while the reward
+    does not, is information, and a warning if the reward falls by six. An entropy a token times the mean length is
+    that of a response: below the ln 2 of two equally likely ones in the first and in the last third, without a
+    reward that rose by four errors, it is information that the policy hardly samples (`response_entropy`). `onset`
+    is the first step from which the running median stays beyond the geometric mean of start and end, or of such a
+    rise their mean; if the change takes more than a quarter of the steps, the first that left the start. Confirmed:
+    the log shows that it happened, not why.
 
     ## What to do
     For a collapse lower the learning rate, raise the clip range for positive advantages (`epsilon_high`), or add an
@@ -50,7 +53,7 @@ class EntropyCollapse(NumbersRule):
         "https://arxiv.org/abs/2503.14476",
     )
     about = ("entropy",)
-    beside = ("reward", "zero_variance_share")
+    beside = ("reward", "zero_variance_share", "response_length")
 
     collapsed: float = 0.05
     exploded: float = 2.0
@@ -58,6 +61,8 @@ class EntropyCollapse(NumbersRule):
     rises: float = 0.15
     least_rise: float = 0.15
     errors: float = 6.0
+    choices: float = 2.0
+    """Equally likely responses to a prompt, below which most samples of a group are copies of one."""
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps in the order of their distance from the first."""
@@ -71,7 +76,7 @@ class EntropyCollapse(NumbersRule):
         level = ends(values)
         fell = level.last < self.collapsed * level.first
         if not fell and not (level.last > self.exploded * level.first and level.change > self.least_growth):
-            return self._rising(run, level, len(values))
+            return self._rising(run, level, len(values)) or few_choices(run, context, self.choices)
         # What is lost below the limit of a collapse moves its onset no further.
         change = shift(
             values, level.first, level.last, level.first * max(level.last / level.first, self.collapsed**2) ** 0.5
