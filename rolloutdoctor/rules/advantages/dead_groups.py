@@ -127,7 +127,10 @@ class DeadGroups(TableRule):
         highest = pl.when("binary0").then(1.0).when("binary1").then(1.0).otherwise(high)
         is_known = pl.col("prompt") != 0
         logged = run.metrics.select(*STEP_KEY, "logged")
-        return run.rows.join(logged, on=STEP_KEY, how="left", maintain_order="left").with_columns(
+        # Joined by itself, so that the groups of a long run are in memory once.
+        steps = run.rows.select(STEP_KEY).join(logged, on=STEP_KEY, how="left", maintain_order="left")
+        return run.rows.with_columns(
+            steps["logged"],
             lowest=dead & (pl.col("low") == lowest) & (lowest < highest),
             highest=dead & (pl.col("high") == highest) & (lowest < highest),
             recurs=is_known & (pl.col("step").n_unique().over("prompt") > 1),
