@@ -685,3 +685,19 @@ def test_lines_of_updates_that_nothing_counts_are_numbered(tmp_path, lines):
     }
     path.write_text("reward: 0.5, format: 1, answer: 3\n" * lines)
     assert kind_of(path) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("  loss=0.00{n} kl=0.00{n} ent=0.{n}", True),
+        # Two numbers are as well of an evaluation, and a second loss is of something else.
+        ("  loss=0.00{n} acc=0.{n}", False),
+        ("  kl=0.00{n} ent=0.{n} len=12{n}", False),
+    ],
+)
+def test_a_line_of_an_update_below_the_reward_of_its_step(tmp_path, line, taken):
+    lines = "".join(f"[step {10 * n}] rollouts=64 mean_reward=0.{n}\n{line.format(n=n)}\n" for n in range(1, 9))
+    values, _, _ = read(tmp_path / "out.log", lines)
+    assert [*values] == [*range(10, 90, 10)]
+    assert [row.get("kl") for row in values.values()] == [0.001 * n if taken else None for n in range(1, 9)]

@@ -117,11 +117,12 @@ class _Step:
     def takes(self, metrics: Mapping[str, float | None], numbers: int) -> bool:
         """Tell whether a line below is of the step.
 
-        One of several numbers may be of a response, but for one with a loss, right below the step of its update, and
-        one of means: ``average reward score: 0.5 | EMA reward score: 0.4``, as DeepSpeed-Chat prints it. The parts of
-        a reward and their total are of an episode of one response.
+        One of several numbers may be of a response, but for the loss of an update, alone right below its step or with
+        two other metrics, and for means: ``average reward score: 0.5 | EMA reward score: 0.4`` of DeepSpeed-Chat. The
+        parts of a reward and their total are of an episode of one response.
         """
-        of_update = not (self.record.values or self.added) and any("loss" in name for name in metrics)
+        above = " ".join((*self.record.values, *self.added))
+        of_update = "loss" in " ".join(metrics) and "loss" not in above and (not above or is_update(metrics))
         of_means = any(name.startswith(_MEANS) for name in metrics)
         of_episode = all("reward" in name for name in metrics) and "reward" in metric_quantities(metrics).values()
         return numbers == 1 or of_update or of_means or of_episode
