@@ -97,6 +97,9 @@ _SHARES = frozenset(name for name, quantity in BY_NAME.items() if quantity.defin
 
 _BRACKETED = re.compile(r"([^()]{1,100}?)_?\(([^()]{1,100})\)?")
 
+_OF_NO_STEP = frozenset({"before", "after"})
+"""Words in brackets of what is measured once, around the training: ``rewards (before)``."""
+
 _HELD_OUT = re.compile(r"^(?:eval|evaluation|val|valid|validation|test|held_?out|val-core/[^/]{1,100})[_/]")
 """How the name of a metric of evaluations begins; verl's has the data source."""
 
@@ -177,6 +180,8 @@ def generic(name: str) -> MetricName | None:
     ('reward', 'reward', None)
     >>> generic("mean_return_(reward)").quantity, generic("reward_(train)").quantity
     ('reward', 'reward')
+    >>> generic("rewards (before)"), generic("rewards_(after")
+    (None, None)
     >>> generic("eval/accuracy").quantity, generic("val-core/gsm8k/acc/mean@1").quantity, generic("eval/loss")
     ('accuracy', 'accuracy', None)
     >>> generic("eval/mean_reward").quantity
@@ -185,6 +190,8 @@ def generic(name: str) -> MetricName | None:
     lower = snake(name).replace("-", "_")
     # Words in brackets say the name again, or add to it: ``Mean Return (Reward)``.
     bracketed = _BRACKETED.fullmatch(lower)
+    if bracketed is not None and bracketed[2] in _OF_NO_STEP:
+        return None
     parts = (lower, *(() if bracketed is None else bracketed.groups()))
     quantity = next((spelled for part in parts if (spelled := _spelled(part)) is not None), None)
     if quantity is None and is_held_out(name):

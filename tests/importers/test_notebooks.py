@@ -204,6 +204,9 @@ sample(temperature=1.0)
         ("LR = 1e-6\n", {}),
         ("LR = 1e-6\nepsilon = 1e-8\n", {}),
         ("LR = float(x)\nGROUP_SIZE = 8\n", {}),
+        # Where nothing is said of another policy, a beta is of a replay buffer, or of an optimizer.
+        ("lr = 1e-4\ngamma = 0.99\nbeta = 0.4\n", {"lr": 1e-4, "gamma": 0.99}),
+        ("lr = 1e-4\ngamma = 0.99\nbeta = 0.4\nkl = p - q\n", {"lr": 1e-4, "gamma": 0.99, "beta": 0.4}),
     ],
 )
 def test_settings_of_a_loop_of_ones_own_are_read(tmp_path, source, expected):

@@ -52,6 +52,9 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
         nodes = [node for cell in notebook.code for node in _of_training(parsed(cell))]
         layers = _of_calls(notebook), _given(nodes), _defaults(nodes)
         options, origin = _known(*layers, clips=_clips(nodes)), f"code of {name}"
+        if not any(map(_HAS_REFERENCE.search, notebook.code)):
+            # A beta is of replay, of an optimizer, or of anything else, where no policy is held to another one.
+            options = {given: value for given, value in options.items() if title_of(given) != "KL coefficient"}
     elif Console().detect(path) is not None:
         before, first = read.begins or (0, _HEAD)
         head = islice(
@@ -78,6 +81,8 @@ def _of_training(tree: ast.AST) -> Iterator[ast.AST]:
         yield node
         left += ast.iter_child_nodes(node)
 
+
+_HAS_REFERENCE = re.compile(r"(?i)kl|ref|dpo|grpo|rlhf")
 
 _OF_EVALUATION = re.compile(r"(?i)(?:^|_)(?:eval|test|infer|chat|demo|valid)")
 
