@@ -460,6 +460,17 @@ def test_what_began_first_is_said_first(tmp_path):
     assert (len(reward.series), reward.last, reward.marks) == (STEPS, 0.0, ((31, "RDT005"),))
 
 
+def test_an_entropy_that_falls_back_in_the_last_lines_has_not_risen_before():
+    levels = [1.0] * 20 + [1.6] * 18 + [1.0] * 2
+    (found,) = check_log("RDT003", entropy=[level + 0.01 * (at % 2) for at, level in enumerate(levels)]).findings
+    assert (found.severity.label, found.measures["onset"].value) == ("info", 40)
+
+
+def test_the_lines_without_a_tool_call_are_counted():
+    (found,) = check_log("RDT017", tool_calls=[1.2] * 40 + [0.0] * 20).findings
+    assert found.message == "In 20 logged steps, from step 41 on, no response called a tool."
+
+
 @pytest.mark.parametrize(
     ("name", "bounds"),
     [

@@ -249,6 +249,15 @@ def ending(times, before=0.05, rows=20, even=0):
     return toy_batch(rewards(2 * rows), lengths=[40] * rows + [41] * rows, rollout=rollout, per_row=per_row)
 
 
+def one_before(places):
+    """Responses whose last eight tokens are six times as far off, and one token so many places before them more so."""
+    row = [-1.05] * 40 + [-1.3] * 8
+    row[40 - places] = -2.0
+    per_row = {"prompt_ids": range(1, 41), "prompt_length": [100] * 20 + [50] * 20}
+    rollout = [row] * 20 + [[-1.05] * 49] * 20
+    return toy_batch(rewards(40), lengths=[48] * 20 + [49] * 20, rollout=rollout, per_row=per_row)
+
+
 ONSET = [0.01] * 3 + [0.2] * 3
 AT_END = "warning: the last tokens"
 SYNC = {"apart": 0.01, "rows": 1}
@@ -256,12 +265,13 @@ BOUNDARIES = [
     near("RDI001", "measures.impossible_values.LOWEST", -1000.0, lambda x: pairs(-1.0, x), "clean", "error"),
     near("RDI001", "measures.impossible_values.HIGHEST", 88 / 256, lambda x: pairs(-1.0, x), "clean", "error"),
     near("RDO001", "measures.context_end._TIMES", 5.0, ending, "info", AT_END),
+    RowBoundary("RDO001", "measures.context_end.EARLIER", one_before(32), one_before(33), ("info", AT_END)),
     near("RDO001", "measures.context_end._NATS", 0.1, lambda x: ending(6.0, x / 6), "info", AT_END),
     RowBoundary(
         "RDO001",
         "measures.context_end._DEVIATIONS",
         ending(6.0, rows=100, even=31),
-        ending(6.0, rows=100, even=29),
+        ending(6.0, rows=100, even=30),
         ("info", AT_END),
     ),
     near("RDI005", "integrity.logprob_placeholder.APART", 0.75, lambda x: pairs(-1.0, -1.0 - x), "clean", "warning"),

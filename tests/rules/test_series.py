@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from rolloutdoctor.rules.series import is_passing, memory, noise, rank_with_time
+from rolloutdoctor.rules.level_jump import level_jump
+from rolloutdoctor.rules.measures.reward_rise import rose_since
+from rolloutdoctor.rules.series import ends, is_passing, isolated_jump, memory, noise, rank_with_time
 
 
 @pytest.mark.parametrize("count", [2, 3, 64, 65, 130, 777])
@@ -65,3 +67,34 @@ def test_outliers_that_left_no_trace(places, after, passing, of_state):
 def test_one_outlier_of_few_lines_is_passing():
     assert spiked(5, count=20) == (True, True)
     assert spiked(5, 7, count=20) == (False, False)
+
+
+@pytest.mark.parametrize(("level", "is_jump"), [(0.5, False), (0.51, True)])
+def test_a_jump_stays_that_keeps_more_than_half(level, is_jump):
+    values = np.r_[np.zeros(10), 1.0, np.full(10, level)]
+    assert (isolated_jump(values, times=1.5, share=0.1, around=5) is not None) == is_jump
+
+
+@pytest.mark.parametrize(
+    ("left", "is_jump"),
+    [
+        # Two halves that differ by a quarter of the change, which is 1 less half of their difference.
+        ([0.0] * 10 + [0.22] * 10, True),
+        ([0.0] * 10 + [0.225] * 10, False),
+        # A last line that is a third of the way up.
+        ([0.0] * 19 + [0.33], True),
+        ([0.0] * 19 + [0.34], False),
+    ],
+)
+def test_both_sides_of_a_sudden_change_are_flat(left, is_jump):
+    for values in (np.r_[left, np.ones(20)], -np.r_[left, np.ones(20)], np.r_[left, np.ones(20)][::-1]):
+        assert (level_jump(values, lines=20, share=0.1, deviations=0.1) is not None) == is_jump
+
+
+def test_a_reward_rose_that_was_high_for_more_than_half_of_a_level():
+    rewards = np.tile([0.5, 0.51], 50)
+    half = ends(rewards).count // 2
+    for lines, has_risen in ((half, False), (half + 1, True)):
+        high = rewards.copy()
+        high[60 : 60 + lines] = 0.9
+        assert rose_since(high, 30) == has_risen

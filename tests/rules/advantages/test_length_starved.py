@@ -52,6 +52,22 @@ def test_what_is_discarded_is_in_the_file():
     assert "older and longer" in found.headline
 
 
+@pytest.mark.parametrize(("lag", "dropped"), [(BOUND, 7 * STEPS), (BOUND + 1, 0)])
+def test_what_is_as_old_as_a_trained_response_is_not_dropped(lag, dropped):
+    """Seven masked responses a step are a version beyond the bound; a trained one is at the bound, or as old."""
+    lags = [row % (BOUND + 1) for row in range(24)] + [BOUND + 1] * 7 + [lag]
+    steps = [
+        toy_batch(
+            [[1, 0, 1, 0]] * 8,
+            mask=[[1] * 30] * 24 + [[0] * 200] * 7 + [[1] * 210],
+            per_row={f"policy_version_{end}": [100 + step - lag for lag in lags] for end in ("min", "max")},
+            step=step,
+        )
+        for step in range(STEPS)
+    ]
+    assert values(found_by(CODE, steps, trainer=None))["dropped"] == dropped
+
+
 def test_a_file_of_trained_responses_shows_the_bound_alone():
     found = found_by(CODE, run(pace=12.0), trainer=None)
     assert found.severity.label == "info"

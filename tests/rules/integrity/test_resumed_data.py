@@ -35,6 +35,7 @@ def test_a_data_loader_that_started_over():
     found = find("abcdefabcdghi")
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
     assert found.headline == "steps 6 to 9 repeat the prompts of steps 0 to 3, and other prompts follow"
+    assert "no epoch ends there, so the data loader restarted" in found.message
     value = values(found)
     assert (value["repeated_steps"], value["first_repeated"], value["source"]) == (4, 6, 0)
     assert value["different_share"] == pytest.approx(9 / 13)
@@ -45,6 +46,7 @@ def test_two_steps_within_an_epoch_are_information():
     found = find(order, epochs)
     assert (found.severity.label, found.verdict) == ("info", "exposed")
     assert found.headline.startswith("steps 4 to 5 repeat the prompts of steps 0 to 1, 0.1 epochs later")
+    assert "two repeated steps may be chance" in found.message
     # A generation that is gone over twice, two steps of another epoch, and an epoch that nobody logged.
     assert find("ababcdefgh", epochs) is None
     assert find(order, [step / 4 for step in range(10)]) is None
@@ -102,6 +104,7 @@ def test_an_epoch_without_shuffling():
     # Where no epoch is logged it looks the same as data that started over.
     found = find("abcdefabcdef")
     assert found.severity.label == "info"
+    assert "an epoch without shuffling looks the same" in found.message
     assert find("abcabcabc", [step / 3 for step in range(9)]) is None
 
 

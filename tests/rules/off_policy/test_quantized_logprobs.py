@@ -6,6 +6,7 @@ from rules.checking import outcomes, report_on, values
 from rules.sampling import as_bfloat16, run
 
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.testing import toy_batch
 
 CODE = "RDO005"
 
@@ -42,6 +43,30 @@ def test_decimal_digits(decimals, severity):
     assert finding.severity == severity
     assert f"are {decimals} decimal digit" in finding.message
     assert values(finding)["mean_spacing"] == pytest.approx(10.0**-decimals)
+
+
+@pytest.mark.parametrize(
+    ("base", "digits", "kind"),
+    [
+        (2, 7, "bfloat16"),
+        (2, 8, "float16"),
+        (2, 10, "float16"),
+        (2, 11, None),
+        (10, 1, "1 decimal digit "),
+        (10, 2, "2 decimal digits"),
+        (10, 3, "3 decimal digits"),
+        (10, 4, "4 decimal digits"),
+        (10, 5, None),
+    ],
+)
+def test_how_many_digits_of_which_base(base, digits, kind):
+    """Numbers from 1 to 2 that have just so many digits behind the first one."""
+    own = [-1 - (base * place + 1) % base**digits / base**digits for place in range(1000)]
+    old = [-1.371234 - 0.013417 * place for place in range(1000)]
+    batch = toy_batch([[1.0]], lengths=1000, policy=[old], rollout=[own])
+    findings = report_on(batch, trainer=None, select=[CODE]).findings
+    assert bool(findings) == (kind is not None)
+    assert kind is None or f"of the sampler are {kind}" in findings[0].message
 
 
 def test_both_columns_may_have_been_stored_so():

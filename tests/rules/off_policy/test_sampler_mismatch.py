@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -167,3 +168,32 @@ def test_gaps_of_responses_that_end_early_are_told_apart_by_a_256th_of_a_doublin
     )
     last = early.head(1).with_columns(context=20)
     assert only_ends(pl.concat([early, last]))["alike"].to_list() == lines
+
+
+@pytest.mark.parametrize(("weight", "within"), [(0.49, False), (0.51, True), (4.9, True), (5.1, False)])
+def test_the_usual_bounds_of_token_weights(weight, within):
+    """Every second token has that weight, the others 1."""
+    batch = toy_batch([[1, 0]] * 2, lengths=2, policy=[[math.log(weight) - 3, -3.0]] * 4, rollout=-3.0)
+    found = values(found_by(CODE, batch, trainer=None))
+    assert found["mask_tokens_share"] == (1.0 if within else 0.5)
+    assert found["cap_2_mass_share"] == pytest.approx((min(weight, 2.0) + 1) / (weight + 1), rel=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "over"), [(2.9, 0.0), (3.1, 1.0)])
+def test_the_usual_cap_of_sequence_weights(weight, over):
+    batch = toy_batch([[1, 0]] * 2, lengths=4, policy=math.log(weight) / 4 - 3, rollout=-3.0)
+    assert values(found_by(CODE, batch, trainer=None))["sequence_cap_3_rows_share"] == over
+
+
+@pytest.mark.parametrize(("off", "kept"), [(-0.0011, 0.0), (-0.0009, 1.0), (0.0009, 1.0), (0.0011, 0.0)])
+def test_the_usual_band_of_geometric_means(off, kept):
+    """The last two rows of six are far off, so that there is a finding."""
+    policy = [[math.log(1 + off) - 3] * 4] * 4 + [[-2.0] * 4] * 2
+    found = values(found_by(CODE, toy_batch([[1, 0]] * 3, lengths=4, policy=policy, rollout=-3.0), trainer=None))
+    assert found["geometric_kept_rows_share"] == pytest.approx(kept * 2 / 3)
+
+
+@pytest.mark.parametrize(("length", "rows"), [(3, 0), (4, 4)])
+def test_a_row_that_is_apart_has_four_unsure_tokens(length, rows):
+    batch = toy_batch([[1, 0]] * 2, lengths=length, policy=-3.5, rollout=-3.0)
+    assert values(found_by(CODE, batch, trainer=None))["rows_apart"] == rows

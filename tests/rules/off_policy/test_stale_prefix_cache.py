@@ -3,6 +3,7 @@ import polars as pl
 import pytest
 from rules.checking import outcomes, report_on, values
 from rules.drift import Policy, step_of
+from rules.off_policy.boundaries import recurring
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.measures.stratified_ranks import SCORE, ranked, tail
@@ -114,6 +115,11 @@ def test_long_prompts_with_larger_gaps_that_come_again():
         batches += [hard if step % 2 else easy]
     (skipped,) = report_on(batches, trainer=None, select=[CODE]).skipped
     assert skipped.reason.startswith("4 recurring prompts leave a growth of the gap")
+
+
+def test_ten_records_are_enough_for_what_prompts_seen_before_have_more():
+    (found,) = report_on(recurring(10, 5.0), trainer=None, select=[CODE]).findings
+    assert values(found)["excess_ratio"] == pytest.approx(5.0, rel=1e-5)
 
 
 def test_short_prompts():
