@@ -1,5 +1,6 @@
 """Rollouts with several updates each: a line with a reward, and lines with the losses of their mini-batches."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -7,6 +8,9 @@ from rolloutdoctor.importers.logs.counters import COUNTERS, counted
 from rolloutdoctor.importers.logs.numbers import mean_of, number
 from rolloutdoctor.importers.logs.printed import Form, Printed, is_update, name_of, pairs
 from rolloutdoctor.metric_names.table import metric_quantities
+
+_TELLS = re.compile(r"(?i)loss|rew|score|return")
+"""What is in the names of losses and rewards."""
 
 _FEWEST, _SEVERAL = 3, 1.5
 """Rollouts, and updates of each on average: with one update a rollout the lines are those of a step."""
@@ -25,7 +29,7 @@ class Rounds(Form):
         """Yield the rollouts, if each has updates that nothing counts over the whole run."""
         heads: list[_Line] = []
         updates: list[list[_Line]] = [[]]
-        for line in lines:
+        for line in filter(_TELLS.search, lines):
             named = {name_of(label): number(text) for label, text in pairs(line)}
             values = {name: value for name, value in named.items() if name not in COUNTERS}
             has_reward = "reward" in metric_quantities(values).values()
