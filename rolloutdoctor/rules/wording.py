@@ -11,8 +11,8 @@ _TIMES = 10
 def percent(share: float | None) -> str:
     """A share for people: three significant digits, and a multiple from ten times on.
 
-    >>> percent(0.01234), percent(None), percent(279.8)
-    ('1.23 %', 'n/a', '280 times')
+    >>> percent(0.01234), percent(None), percent(9.99), percent(10.0), percent(279.8)
+    ('1.23 %', 'n/a', '999 %', '10 times', '280 times')
     """
     if share is None:
         return "n/a"

@@ -19,7 +19,7 @@ from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.table import find
-from rolloutdoctor.testing import diagnose_log
+from rolloutdoctor.testing import check_log, diagnose_log
 
 REWARD_FREE = {"frac_reward_zero_std": 1.0, "loss": 9.192e-06, "kl": 2.298e-04, "grad_norm": 1.32e-03}
 ORDINARY = {"frac_reward_zero_std": 0.25, "loss": 0.01, "kl": 1e-04, "grad_norm": 0.8}
@@ -135,6 +135,12 @@ def test_a_logged_policy_loss_goes_before_a_stated_coefficient():
     assert diagnose_log("RDG004", "trl", **log, beta=5.0) == "RDG004 clean"
     del log["policy_loss"]
     assert diagnose_log("RDG004", "trl", **log, beta=5.0).startswith("RDG004 info confirmed")
+
+
+def test_a_loss_that_is_printed_as_0_bounds_the_coefficient_of_the_kl():
+    # Half of the fourth digit, 0.00005, by the KL.
+    (found,) = check_log("RDG002", "trl", loss=[0.0] * 10, grad_norm=[1.5] * 10, kl=[0.002] * 10).findings
+    assert "if the loss has a KL term, its coefficient is below 0.025" in found.message
 
 
 def test_the_norm_of_kl_only_steps_is_a_mean_over_those_that_logged_one(tmp_path):

@@ -641,6 +641,20 @@ def test_a_function_that_changes_now_and_then_is_none(means, stds, tmp_path):
     assert of_functions(tmp_path, means, stds) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "same", "is_found"),
+    [
+        # (19 / 30)^31 is 7.1e-7.
+        (29, 18, True),
+        # (16 / 23)^38 is 1.02e-6.
+        (22, 15, False),
+    ],
+)
+def test_a_value_that_steps_had_before_may_hold_by_chance(before, same, is_found, tmp_path):
+    means = [0.25] * same + FLAT[same:before] + [0.25] * (STEPS - before)
+    assert (of_functions(tmp_path, means, [0.0] * STEPS) is not None) == is_found
+
+
 def test_a_deviation_of_0_with_six_digits_proves_a_constant_reward(tmp_path):
     """As a notebook's table prints it."""
     zero, lengths = ["0.000000"] * 12, [f"{200 + step:.6f}" for step in range(12)]

@@ -5,7 +5,7 @@ The law is that of `test_row_thresholds.py`; a number is named by its module, an
 
 import re
 from importlib import import_module
-from math import log
+from math import cos, log, sin
 
 import pytest
 from rules.integrity.boundaries import prompts, rewards
@@ -116,6 +116,16 @@ def summed(radii):
 def surprising(gap):
     """Tokens of log-prob -3 and an entropy of 2 nats, to which the trainer gives less by some nats."""
     return toy_batch(rewards(100), lengths=1, policy=-3.0 - gap, rollout=-3.0, per_token={"entropy": 2.0})
+
+
+def added(lines):
+    """A loss that is the sum of its two parts with one coefficient each, but for the last line."""
+    loss = {
+        "policy_loss": [0.1 * sin(line) for line in range(lines)],
+        "entropy": [1.0 + cos(line) for line in range(lines)],
+    }
+    whole = [policy - 0.01 * entropy for policy, entropy in zip(*loss.values(), strict=True)]
+    return {**loss, "loss": [*whole[:-1], whole[-1] + 0.05]}
 
 
 def spread(squares):
@@ -315,6 +325,7 @@ BOUNDARIES = [
         "warning",
         trainer="trl",
     ),
+    count("RDM008", "fitted_identities._SPARE", 5, lambda n: added(2 + n), "skipped", "warning", trainer="trl"),
     # Twice: the rounding of the share, and that of its parts.
     near(
         "RDM008",
@@ -418,6 +429,14 @@ BOUNDARIES = [
 ]
 
 WRITTEN = [
+    # Losses that are printed with four digits, and with five.
+    RowBoundary(
+        "RDG002",
+        "digits of a loss",
+        *({"loss": [size, -size] * 5, "grad_norm": [1.5] * 10} for size in (0.0004, 0.00041)),
+        ("info", "clean"),
+        {"trainer": "trl"},
+    ),
     # Contexts on one side of 1, and near the median.
     RowBoundary("RDO003", "one side", slopes(35), slopes(37), ("skipped", "warning")),
     RowBoundary("RDO003", "near the median", slopes(40, 9), slopes(40, 7), ("skipped", "warning")),

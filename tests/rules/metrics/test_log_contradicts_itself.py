@@ -322,3 +322,9 @@ def test_other_identities_that_fail_are_counted(tmp_path, lengths, others):
     run = {"trainer": "trl", "options": {}, "lines": [{"step": step, **line} for step in range(1, 6)]}
     [finding] = checked(tmp_path, run).findings
     assert finding.message.partition("0.5 and 0.3")[2] == others
+
+
+@pytest.mark.parametrize("missing", ["loss", "policy_loss", "entropy"])
+def test_a_sum_of_which_a_metric_is_missing_is_none(missing):
+    log = {name: [0.1, 0.2] * 10 for name in ("loss", "policy_loss", "entropy") if name != missing}
+    assert diagnose_log("RDM008", "trl", **log).endswith("no known identity connects the metrics of this log")

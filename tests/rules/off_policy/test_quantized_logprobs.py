@@ -46,27 +46,30 @@ def test_decimal_digits(decimals, severity):
 
 
 @pytest.mark.parametrize(
-    ("base", "digits", "kind"),
+    ("base", "digits", "times", "kind", "coarse"),
     [
-        (2, 7, "bfloat16"),
-        (2, 8, "float16"),
-        (2, 10, "float16"),
-        (2, 11, None),
-        (10, 1, "1 decimal digit "),
-        (10, 2, "2 decimal digits"),
-        (10, 3, "3 decimal digits"),
-        (10, 4, "4 decimal digits"),
-        (10, 5, None),
+        # From 1 to 2 a bfloat16 is a multiple of 0.0078, from 2 to 4 of 0.0156.
+        (2, 7, 1, "bfloat16", 0.0),
+        (2, 7, 2, "bfloat16", 1.0),
+        (2, 8, 1, "float16", 0.0),
+        (2, 10, 1, "float16", 0.0),
+        (2, 11, 1, None, 0.0),
+        (10, 1, 1, "1 decimal digit ", 1.0),
+        (10, 2, 1, "2 decimal digits", 0.0),
+        (10, 3, 1, "3 decimal digits", 0.0),
+        (10, 4, 1, "4 decimal digits", 0.0),
+        (10, 5, 1, None, 0.0),
     ],
 )
-def test_how_many_digits_of_which_base(base, digits, kind):
-    """Numbers from 1 to 2 that have just so many digits behind the first one."""
-    own = [-1 - (base * place + 1) % base**digits / base**digits for place in range(1000)]
+def test_how_many_digits_of_which_base(base, digits, times, kind, coarse):
+    """Numbers from 1 to 2, or twice those, that have just so many digits behind the first one."""
+    own = [-times * (1 + (base * place + 1) % base**digits / base**digits) for place in range(1000)]
     old = [-1.371234 - 0.013417 * place for place in range(1000)]
     batch = toy_batch([[1.0]], lengths=1000, policy=[old], rollout=[own])
     findings = report_on(batch, trainer=None, select=[CODE]).findings
     assert bool(findings) == (kind is not None)
     assert kind is None or f"of the sampler are {kind}" in findings[0].message
+    assert kind is None or values(findings[0])["coarse_share"] == coarse
 
 
 def test_both_columns_may_have_been_stored_so():
