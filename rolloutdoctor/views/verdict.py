@@ -26,7 +26,7 @@ _FEWEST_HOURS = 0.1
 """Time that is worth a word."""
 
 _SAY_WASTE = {"RDT001", "RDT002", "RDG003"}
-"""Rules of steps without reward variance: no second sentence says their share again."""
+"""Rules of steps without reward variance: no second sentence says their share again, and none that they follow."""
 
 _CLAUSE_END = re.compile(r"[:,;] ")
 
@@ -180,6 +180,8 @@ def _story(cause: Finding, report: Report) -> str:
     for finding in report.findings:
         if finding.follows_from in codes:
             codes.add(finding.code)
+            if cause.code in _SAY_WASTE and finding.code in _SAY_WASTE:
+                continue
             if finding.severity >= Severity.WARNING and finding.onset is not None:
                 effects.append((finding.onset, finding.headline))
     rate = next((vital.largest for vital in report.vitals if vital.name == "learning_rate"), 0.0)

@@ -279,6 +279,12 @@ BOUNDARIES = [
     ),
     steps_of("RDT002", 10, "warning", reward=0.25),
     Boundary(
+        "RDT009",
+        "lasting",
+        *({"learning_rate": [0.0] * steps} for steps in (2, 3)),
+        ("skipped", "warning: the learning rate is #"),
+    ),
+    Boundary(
         "RDT002",
         "lasting",
         *({"reward": [0.0] * steps, "reward_std": [0.0] * steps} for steps in (2, 3)),
@@ -539,7 +545,7 @@ BOUNDARIES = [
         {"grad_norm": [1.0] * 26 + [50.0] * 4},
         ("warning", "info"),
     ),
-    steps_of("RDT009", 10, "error", learning_rate=0.0),
+    Boundary("RDT009", "fewest", *({"learning_rate": [0.0] * steps} for steps in (9, 10)), ("warning", "error")),
     Boundary("RDT009", "enough", {"learning_rate": RISING[:49]}, {"learning_rate": RISING[:50]}, ("info", "warning")),
     Boundary(
         "RDT009",

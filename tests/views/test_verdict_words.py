@@ -147,3 +147,13 @@ def test_waste_that_may_be_why_the_reward_does_not_rise_is_said_once():
     said = verdict(report(50, 50, findings=(waste,), input=InputSummary(steps=40)))
     assert said.startswith(f"{words}. No other fault was found")
     assert said.count(words) == 1
+
+
+def test_steps_without_reward_variance_follow_a_constant_reward_without_a_word():
+    words = "the reward is 0 in all 12 logged steps: nothing is learned"
+    cause = Finding("RDT002", "n", Severity.ERROR, "confirmed", words, "m", "e", "a", {"onset": Measure(1, "step")})
+    dead = replace(cause, code="RDT001", headline="every reward is 0 from step 1 on", follows_from="RDT002")
+    fall = replace(cause, code="RDT005", headline="reward collapsed at step 9", follows_from="RDT002")
+    said = verdict(Report("0", "cpu", "float32", InputSummary(), findings=(cause, dead, fall)))
+    assert "every reward is 0" not in said
+    assert "; reward collapsed at step 9" in said

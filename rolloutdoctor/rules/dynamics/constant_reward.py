@@ -7,7 +7,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.logged_quantities import is_rounded, of_distillation
 from rolloutdoctor.rules.measures.all_zero import advantages_differ, all_zero
-from rolloutdoctor.rules.measures.constant_functions import constant_functions, functions_of, zero_functions
+from rolloutdoctor.rules.measures.constant_functions import SOLVED, constant_functions, functions_of, zero_functions
 from rolloutdoctor.rules.measures.reward_floor import mostly_least
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
@@ -121,7 +121,7 @@ class ConstantReward(NumbersRule):
             message=f"The reward is {value} in {counted(len(rewards), 'logged step')}"
             f"{f', {differ}' if differ else flat and f': {flat}'}.",
             evidence="the logged rewards, their spread and the gradient norm" if flat else "the logged rewards",
-            advice="run the reward function on some responses: check what it returns and which exceptions it swallows",
+            advice=_advice(float(rewards[0])),
             measures={"onset": Measure(step_at(run, 0), "step")},
         )
 
@@ -160,3 +160,9 @@ class ConstantReward(NumbersRule):
             ),
             measures={"onset": Measure(first.since, "step"), "constant_functions": Measure(len(same), "functions")},
         )
+
+
+def _advice(value: float) -> str:
+    if value == SOLVED:
+        return f"read some responses: if {number(value)} is right for them, use harder prompts; else check the function"
+    return "run the reward function on some responses: check what it returns and which exceptions it swallows"

@@ -1,5 +1,6 @@
 """RDT009: the learning rate is 0, or still warming up, from the trainer's log alone."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
@@ -23,11 +24,12 @@ class LearningRate(NumbersRule):
     reaches the rate that was asked for.
 
     ## How it is measured
-    `learning_rate_max` is the largest logged rate. It is an error if it is 0; a warning if the rate rises in every
-    logged step up to the last of the run (95 % of its length, if the log or the options state it). If nothing states
-    it, a warning from fifty logged steps and information below. It is a warning if the rate jumps to ten times that of
-    the line before and five times every rate before that, which no schedule does; a warmup of which few lines are
-    logged rises as fast after the jump as in it, within a quarter. Confirmed: the log itself is the proof.
+    `learning_rate_max` is the largest logged rate. It is an error if it is 0 (of three to nine lines a warning); a
+    warning if the rate rises in every logged step up to the last of the run (95 % of its length, if the log or the
+    options state it). If nothing states it, a warning from fifty logged steps and information below. It is a
+    warning if the rate jumps to ten times that of the line before and five times every rate before that, which no
+    schedule does; a warmup of which few lines are logged rises as fast after the jump as in it, within a quarter.
+    Confirmed: the log itself is the proof.
 
     ## What to do
     Look at the warmup steps and the scheduler, and at whether the optimizer's parameter groups have the rate.
@@ -48,6 +50,14 @@ class LearningRate(NumbersRule):
     jump: float = 10.0
     above: float = 5.0
     bend: float = 0.25
+    lasting: int = 3
+    """Lines of a rate of 0 that are no end of a schedule, whose last line may have it."""
+
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge a few lines without a rate: a warning, since others may have one."""
+        is_none = len(run.table) >= self.lasting and not series(run, "learning_rate").any()
+        judgement = self.judge_log(run, context) if is_none else None
+        return None if judgement is None else replace(judgement, severity=Severity.WARNING)
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A rate that the log rounded to 0."""
