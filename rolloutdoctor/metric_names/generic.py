@@ -77,6 +77,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio", "pg_clipfrac", "pg_clip_frac"),
     "response_length": (
         *("response_length", "response_len", "resp_len", "completion_length", "completion_len"),
+        *("reply_length", "reply_len", "generation_length", "gen_length", "gen_len", "comp_len"),
         *("mean_length", "avg_length", "mean_len", "avg_len"),
     ),
     "learning_rate": ("lr", "learning_rate"),

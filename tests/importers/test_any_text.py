@@ -11,7 +11,7 @@ from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for
 from rolloutdoctor.metric_names.quantities import BY_NAME
-from rolloutdoctor.metric_names.table import understood
+from rolloutdoctor.metric_names.table import metric_quantities, understood
 from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
@@ -701,3 +701,17 @@ def test_a_line_of_an_update_below_the_reward_of_its_step(tmp_path, line, taken)
     values, _, _ = read(tmp_path / "out.log", lines)
     assert [*values] == [*range(10, 90, 10)]
     assert [row.get("kl") for row in values.values()] == [0.001 * n if taken else None for n in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("step {n} | reward 0.{n} | reply_len 3{n}", "reply_len"),
+        ("step={n} stage=base reward=0.{n} gen_len=3{n}", "gen_len"),
+    ],
+)
+def test_a_value_in_words_is_no_part_of_the_name_behind_it(tmp_path, line, name):
+    path = tmp_path / "out.log"
+    values, _, _ = read(path, "".join(f"{line.format(n=n)}\n" for n in range(10, 19)))
+    assert values[12] == {"reward": 0.12, name: 312.0}
+    assert metric_quantities(values[12]) == {"reward": "reward", name: "response_length"}

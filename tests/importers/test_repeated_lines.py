@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import rolloutdoctor as rd
 from rolloutdoctor.importers.logs.printed import pairs
 from rolloutdoctor.importers.logs.repeated_lines import RepeatedBlocks, RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
@@ -137,3 +138,14 @@ def test_blocks_of_scores_alone_are_of_evaluations():
     lines = [line for block in lines for line in block.split("\n")]
     assert not [*RepeatedBlocks().records(lines)]
     assert len([*RepeatedBlocks().records([line.replace("Average Score", "Reward") for line in lines])]) == 10
+
+
+def test_several_losses_on_a_line_each_are_of_one_block(tmp_path):
+    block = ("Learning iteration {n}/300", "Value loss: 0.5", "Surrogate loss: 0.1", "Mean reward: 0.{n}")
+    lines = [line.format(n=n) for n in range(10, 22) for line in block]
+    assert not [*RepeatedLines().records(lines)]
+    path = tmp_path / "out.log"
+    path.write_text("\n".join(lines))
+    report = rd.check(path)
+    assert report.input.steps == 12
+    assert {vital.name: (vital.first, vital.last) for vital in report.vitals}["reward"] == (0.1, 0.21)

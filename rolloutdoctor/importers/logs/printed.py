@@ -30,7 +30,8 @@ _TOKENS = re.compile(
     r"""(?:(?:,\s\w{1,20}=[^(){},]{1,60}){1,4}\))?['")\s]*(?=[,}]))?|([\[{(])|[\]})]"""
 )
 PAIR = re.compile(
-    r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
+    # What stands behind ``=`` is a value: ``stage=base reward=0.5``.
+    r"(?<![\w./@=-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
     # Megatron counts "number of nan iterations".
     rf"(?: {{0,40}}(?:[:=]|->|=>|→|\.{{3,60}}(?= ))[ \t]{{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
     rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}±]|[a-z]{{1,2}}\b| -|\+/?-)"
@@ -146,7 +147,6 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
 
 _LEVEL = re.compile(r"^\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\]?[\s:]+")
 """What a logger puts before its line."""
-
 
 _IN_WORDS = re.compile(r"^and\s|\sis$")
 """What is no part of a name in ``the kl is 0.5 and the loss is 0.1``."""

@@ -46,13 +46,14 @@ class RepeatedLines(Form):
         """Yield the steps, if lines that a counter numbers are few beside them."""
         steps: list[Printed] = []
         rewards: list[float | None] = []
-        numbered, most, heads = 0, 0, list[int]()
+        numbered, most, heads, losses = 0, 0, list[int](), Counter[tuple[str, ...]]()
         for line in lines:
             if "step" in line.lower() and (head := _HEAD.fullmatch(line)) is not None:
                 heads.append(int(head[1]))
             values = _numbers(line) if "{" not in line and _are_pairs_alone(line) else {}
             if any("loss" in name.lower() for name in values):
                 steps.append(Printed(values | of_rewards("reward", rewards)))
+                losses[tuple(values)] += 1
                 most, rewards = max(most, len(rewards)), []
             elif len(values) == 1 and {*metric_quantities(values).values()} == {"reward"}:
                 rewards += values.values()
@@ -64,7 +65,9 @@ class RepeatedLines(Form):
         # A step above each, that grows, counts them, where no rewards of responses are to be averaged.
         grows = len(heads) >= _MOST_OF * len(steps) and all(after > before for before, after in pairwise(heads))
         is_counted = most <= 1 and grows
-        if len(steps) >= max(_FEWEST, _TIMES * numbered) and not is_counted:
+        # Several losses on a line each are of one block.
+        alike = max(losses.values(), default=0) >= _MOST_OF * len(steps)
+        if len(steps) >= max(_FEWEST, _TIMES * numbered) and alike and not is_counted:
             yield from steps
 
 
