@@ -325,6 +325,15 @@ BOUNDARIES = [
         "warning",
         trainer="trl",
     ),
+    count(
+        "RDG002",
+        "loss_log.FEWEST_STILL",
+        3,
+        lambda n: {"loss": [0.0004] * n, "grad_norm": [0.0005] * n},
+        "skipped",
+        "info",
+        trainer="trl",
+    ),
     count("RDM008", "fitted_identities._SPARE", 5, lambda n: added(2 + n), "skipped", "warning", trainer="trl"),
     # Twice: the rounding of the share, and that of its parts.
     near(

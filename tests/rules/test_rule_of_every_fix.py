@@ -243,3 +243,12 @@ def test_what_float64_rounds_is_no_change_of_the_gradient(change, says):
         told=Told(0, 0, 0),
     )
     assert effect.magnitude() == says
+
+
+def test_derivatives_of_which_some_are_larger_are_not_scaled():
+    """Micro-batches of five and six tokens weigh the same: the tokens of one get more, and those of the other less."""
+    rows = {"micro_batch_id": [0, 0, 1, 1]}
+    batch = toy_batch([[1, 0], [0, 1]], lengths=[3, 2, 5, 1], ref=-1.3, per_row=rows)
+    options = {"beta": 0.1, "loss_type": "bnpo", "gradient_accumulation_steps": 2}
+    (finding,) = diagnose([batch], trainer="trl", options=options, select=["RDG006"]).findings
+    assert finding.headline.endswith(" 9.08 % of the log-prob gradient")

@@ -75,6 +75,12 @@ def test_a_jump_stays_that_keeps_more_than_half(level, is_jump):
     assert (isolated_jump(values, times=1.5, share=0.1, around=5) is not None) == is_jump
 
 
+@pytest.mark.parametrize(("lines", "is_jump"), [(24, False), (26, True)])
+def test_a_jump_stays_for_half_of_fifty_lines(lines, is_jump):
+    values = np.r_[np.zeros(80), np.ones(lines), np.zeros(80)]
+    assert (isolated_jump(values, times=1.5, share=0.1, around=5) is not None) == is_jump
+
+
 @pytest.mark.parametrize(
     ("left", "is_jump"),
     [
