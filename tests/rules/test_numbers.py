@@ -460,6 +460,15 @@ def test_what_began_first_is_said_first(tmp_path):
     assert (len(reward.series), reward.last, reward.marks) == (STEPS, 0.0, ((31, "RDT005"),))
 
 
+def test_a_single_change_of_the_length_counts_as_four_and_a_half_of_the_others():
+    # The reward follows the length up and down but where that jumps: of 200 + 4.5^2 squares 200 are of both.
+    turns = np.tile([1.0, -1.0], 100)
+    lengths, rewards = np.insert(turns, 100, 300.0), np.insert(turns, 100, 0.0)
+    log = {"response_length": 500 + np.cumsum(lengths), "reward": 0.5 + 0.01 * np.cumsum(rewards)}
+    (found,) = check_log("RDT019", **log).findings
+    assert found.measures["length_share"].value == pytest.approx(200 / (200 + 4.5**2), rel=2e-3)
+
+
 def test_an_entropy_that_falls_back_in_the_last_lines_has_not_risen_before():
     levels = [1.0] * 20 + [1.6] * 18 + [1.0] * 2
     (found,) = check_log("RDT003", entropy=[level + 0.01 * (at % 2) for at, level in enumerate(levels)]).findings

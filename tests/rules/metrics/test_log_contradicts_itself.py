@@ -328,3 +328,12 @@ def test_other_identities_that_fail_are_counted(tmp_path, lengths, others):
 def test_a_sum_of_which_a_metric_is_missing_is_none(missing):
     log = {name: [0.1, 0.2] * 10 for name in ("loss", "policy_loss", "entropy") if name != missing}
     assert diagnose_log("RDM008", "trl", **log).endswith("no known identity connects the metrics of this log")
+
+
+@pytest.mark.parametrize(("same", "is_found"), [(1, False), (2, True)])
+def test_two_lines_show_that_no_functions_share_a_name(tmp_path, same, is_found):
+    """TRL averages the metrics of functions with one name: one line in which it is the reward may be chance."""
+    run = MADE["TRL: one function, two updates a batch"]
+    lines = [line for line in run["lines"] if "reward" in line]
+    lines = [line if at < same else {**line, "reward": line["reward"] + 0.01} for at, line in enumerate(lines)]
+    assert bool(checked(tmp_path, run, lines).findings) == is_found
