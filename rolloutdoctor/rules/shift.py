@@ -60,13 +60,25 @@ def shift(
     places = [crossing(values, each, below=below) for each in levels]
     at, begun, tenth, nearly = (len(values) - 1 if place is None else place for place in places)
     most = max(_FEW, len(values) / 4)
-    if _takes_more(values if raw is None else raw, most / len(values)):
-        return Shift(begun, is_steady=True)
+    since = _since_when(values if raw is None else raw, most / len(values))
+    if since is not None:
+        # Noise hides how early a change began, which the way that fits best tells, and never before it is seen.
+        left = _first_beyond(values, first + _BEGUN * (last - first), below=below)
+        return Shift(min(begun, max(round(since * len(values)), left)), is_steady=True)
     return Shift(begun, is_steady=None) if nearly - tenth > most else Shift(at, is_steady=False)
 
 
-def _takes_more(values: "Values", most: float) -> bool:
-    """Tell whether a series that goes straight from one level to another takes more than a share of the values for it.
+def _first_beyond(values: "Values", level: float, *, below: bool) -> int:
+    """Return the first value beyond a level, whatever comes after it."""
+    import numpy as np
+
+    return int(np.argmax(values < level if below else values > level))
+
+
+def _since_when(values: "Values", most: float) -> float | None:
+    """Return the place, as a share, from which on a series goes straight from one level to another for long.
+
+    None if it does not take more than a share of the values for it.
 
     The slow way that fits best leaves smaller squares than the quick one, and so by the Bayesian criterion of one
     parameter, the length of the way. In noise the last value that is far from the new level may come late after a
@@ -81,14 +93,15 @@ def _takes_more(values: "Values", most: float) -> bool:
     since, until = (edges[place][:, None] for place in np.triu_indices(len(edges)))
     is_long = (until - since)[:, 0] > most
     if most >= 1 or not (span := float(np.ptp(parts))):
-        return False
+        return None
     ways = np.clip((at - since) / np.maximum(until - since, 1e-9), 0, 1)
     ways, parts = ways - ways.mean(axis=1, keepdims=True), (parts - parts.mean()) / span
     squares, explained = (parts**2).sum(), (ways * parts).sum(axis=1) ** 2 / np.maximum((ways**2).sum(axis=1), 1e-300)
     quick, slow = (float(squares - explained[is_part].max()) for is_part in (~is_long, is_long))
     kept = memory(parts)
     count = len(parts) * (1 - kept) / (1 + kept)
-    return count * log((quick + _EXACT) / (slow + _EXACT)) > log(count)
+    is_slow = count * log((quick + _EXACT) / (slow + _EXACT)) > log(count)
+    return float(since[is_long][np.argmax(explained[is_long])][0]) if is_slow else None
 
 
 _EXACT = 1e-9
