@@ -161,6 +161,7 @@ def test_updates_that_are_lost_among_others(lost, count):
         assert (found.severity.label, found.verdict) == ("warning", "exposed")
         assert found.headline == f"{count} of 7 updates left the log-probs of recurring contexts as they were"
         assert values(found)["lost_updates"] == count
+        assert "in less than 10 % of the contexts" in found.message
 
 
 @pytest.mark.slow

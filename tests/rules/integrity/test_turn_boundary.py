@@ -56,6 +56,11 @@ def test_the_separator_is_lost():
     assert found.examples[0].note == "2 of 2 turns end without id 3"
 
 
+def test_a_separator_may_have_the_first_id():
+    value = values(found_by(CODE, steps(separator=(), rendered=(0,)), trainer=None))
+    assert (value["separator_id"], value["rendered"]) == (0, 48)
+
+
 def test_in_some_of_the_turns():
     found = found_by(CODE, steps(lost=0.4, count=6), trainer=None)
     assert 0.25 < values(found)["bare_share"] < 0.55
