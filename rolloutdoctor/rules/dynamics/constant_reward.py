@@ -30,7 +30,8 @@ class ConstantReward(NumbersRule):
     batches have equal means if a reward is standardized before it is logged. The least reward in 90 % of the steps
     is information. In fewer than ten lines, a reward that is exactly 0 in all of them is a warning if the mean
     advantage or return is 0 too, or the spread is 0, which in three lines or more is an error; functions whose mean
-    and deviation are exactly 0 in all of them are information, and those with a mean of 0 in two lines or more.
+    and deviation are exactly 0 in all of them are a warning in three lines or more, and information in fewer, as
+    are those with a mean of 0 in two lines or more.
 
     For a single reward function, a value that holds to the end, for ten steps and half of the log, and not by chance,
     is a warning if it is 0 or less from the first step, or below what the function gave before. It is information if it
