@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import polars as pl
 import pytest
 import torch
 from rules.checking import folded, outcomes, report_on, values
@@ -9,7 +10,7 @@ from rules.drift import Policy, run_of
 from rolloutdoctor.data import several_steps
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.measures import every_nth
-from rolloutdoctor.rules.measures.lag_table import counts_steps
+from rolloutdoctor.rules.measures.lag_table import LagTable, counts_steps
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDO002"
@@ -172,6 +173,20 @@ def test_stamps_alone():
 )
 def test_versions_that_count_steps(versions, is_step):
     assert counts_steps(list(enumerate(versions, start=10))) == is_step
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_told"),
+    [
+        ([0.01, 0.02, 0.03, 0.04], False),
+        ([0.01, 0.02, 0.03, 0.04, 0.05], True),
+        ([0.01, 0.03, 0.02, 0.04, 0.05, 0.06, 0.07], False),
+        ([0.01, 0.03, 0.02, 0.04, 0.05, 0.06, 0.07, 0.08], True),
+    ],
+)
+def test_steps_that_a_growth_takes(sizes, is_told):
+    lines = pl.DataFrame({"step": range(len(sizes)), "lag": 0, "middle": sizes, "newest": None})
+    assert (LagTable(lines).growth() is not None) == is_told
 
 
 def test_measures_by_lag():
