@@ -303,11 +303,28 @@ def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
             head, star, tail = metric.spellings[0]
             if star and metric.quantity.startswith("function_"):
                 by_function.setdefault(name[len(head) : len(name) - len(tail)], {})[metric.quantity] = name
+    for name, (function, quantity) in _flattened(names).items():
+        by_function.setdefault(function, {})[quantity] = name
     return {name.partition("/")[2]: (name, None) for name in _parts_of_total(names)} | {
         function: (by_quantity["function_reward"], by_quantity.get("function_reward_std"))
         for function, by_quantity in by_function.items()
         if "function_reward" in by_quantity
     }
+
+
+def _flattened(names: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return the names of TRL's reward functions that an export wrote with underscores, each function's pair of two.
+
+    >>> _flattened(["rewards_format_mean", "rewards_format_std", "rewards_mean"])
+    {'rewards_format_mean': ('format', 'function_reward'), 'rewards_format_std': ('format', 'function_reward_std')}
+    """
+    found = [match for name in sorted(names) if (match := _OF_FUNCTION.fullmatch(name))]
+    pairs = [match[1] for match in found if f"rewards_{match[1]}_std" in names]
+    ends = {"mean": "function_reward", "std": "function_reward_std"}
+    return {f"rewards_{each}_{end}": (each, quantity) for each in pairs for end, quantity in ends.items()}
+
+
+_OF_FUNCTION = re.compile(r"rewards_(\w{1,200})_mean")
 
 
 def _parts_of_total(names: Collection[str]) -> list[str]:
@@ -332,6 +349,7 @@ def metric_quantities(names: Collection[str]) -> dict[str, str]:
     """
     metrics = {name: next((metric for _, metric in _owners(name)), None) or generic(name) for name in names}
     parts = dict.fromkeys(_parts_of_total(names), "function_reward")
+    parts |= {name: quantity for name, (_, quantity) in _flattened(names).items()}
     return parts | {name: metric.quantity for name, metric in metrics.items() if metric is not None}
 
 

@@ -49,6 +49,9 @@ def test_nothing_but_zeros_is_no_text(tmp_path):
         ("epoch,reward,kl\n0,0.1,0.01\n1,0.2,0.02\n", 2),
         ("step,loss,reward\n1,0.1\n2,0.2,0.6,0.7\n3,0.3,0.9\n", 2),
         ("step,loss\n1/30,0.1\n2/30,0.2\n", 2),
+        # The last row of a run may be of its end: which numbers it has, no name says.
+        ("step,loss,reward\n1,0.1,0.5\n2,0.2,0.6\n3,99.0\n", 2),
+        ("step,loss,reward\n1,0.1,0.5\n2,0.2\n3,99.0\n", 3),
     ],
 )
 def test_a_table_with_an_odd_row_is_read(tmp_path, text, expected):

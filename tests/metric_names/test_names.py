@@ -12,7 +12,16 @@ from rolloutdoctor.commands.explain import metrics
 from rolloutdoctor.metric_names.generic import generic, taken_for
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
-from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose, writers
+from rolloutdoctor.metric_names.table import (
+    SAME,
+    TRAINERS,
+    find,
+    functions,
+    metric_quantities,
+    understood,
+    whose,
+    writers,
+)
 from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, training_kind, unrecognised
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.table import trainer_from_metric_names
@@ -516,3 +525,9 @@ def test_evaluations_with_a_loss_and_an_accuracy_are_of_supervised_training(tmp_
     report = rolloutdoctor.check(tmp_path)
     assert (report.coverage.tested > 0) is is_checked
     assert ("This is a log of supervised training, which is not checked." in verdict(report)) is not is_checked
+
+
+def test_reward_functions_that_an_export_wrote_with_underscores():
+    names = ["reward", "rewards_right_func_mean", "rewards_right_func_std", "rewards_mean", "rewards_other_mean"]
+    assert functions(names) == {"right_func": ("rewards_right_func_mean", "rewards_right_func_std")}
+    assert metric_quantities(names)["rewards_right_func_std"] == "function_reward_std"

@@ -96,8 +96,9 @@ def _rows(table: "csv.DictReader[str]", delimiter: str, source: str) -> tuple[li
     counter = _counter(table.fieldnames or ()) or ""
     columns = _columns(table.fieldnames or (), counter, source)
     extremes = [(name, f"{name}{end}") for name in columns for end in _EXTREMES if f"{name}{end}" not in columns]
-    binned, odd, rows = False, list[int](), list[Row]()
+    binned, odd, short, rows = False, list[int](), list[int](), list[Row]()
     for number, row in enumerate(table, start=2):
+        short += [len(rows)] if None in row.values() else []
         cells = _given(row, delimiter)
         step = {counter if counter in STEPS else "step": cells[counter]} if counter in cells else {}
         if None in row or (step and step_of(step) is None):
@@ -116,6 +117,10 @@ def _rows(table: "csv.DictReader[str]", delimiter: str, source: str) -> tuple[li
             "integer of 0 or more was expected; export the table again"
         )
     sentences = []
+    # The end of a run may write other numbers, or half a line: nothing says which column each is of.
+    if len(rows) > 1 and short == [len(rows) - 1]:
+        sentences.append(f"the last row has fewer cells than the first line has names: left out ({where})")
+        rows.pop()
     if binned:
         sentences.append("points of the chart are means of several steps; export the run's history for all")
     if odd:

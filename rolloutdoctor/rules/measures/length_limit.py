@@ -6,6 +6,7 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, number, percent
+from rolloutdoctor.rules.measures.logged_ends import LEAST
 from rolloutdoctor.rules.table_rule import Measured
 
 _SAME = 0.9
@@ -25,7 +26,6 @@ class Lengths:
         many: share of the lines whose responses all have the largest length, from which on they are told.
         nearly_all: such a share that is a warning.
         near: share of the limit from which on a mean length says that most responses are at it.
-        least: tokens of such a length: answers of a few tokens are of one length by themselves.
     """
 
     lines: str
@@ -33,12 +33,11 @@ class Lengths:
     many: float
     nearly_all: float
     near: float = 0.9
-    least: int = 16
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Say how many lines have one length throughout, else how near to the limit the mean length is."""
         at, size = run["truncated_share"] or 0.0, run["length"] or 0.0
-        if at >= self.many and size >= max(self.least, stated_limit(context) or 0.0):
+        if at >= self.many and size >= max(LEAST, stated_limit(context) or 0.0):
             words = f"every response in {percent(at)} of {self.lines} has {size:,.0f} tokens, as at a length limit"
             severity = Severity.WARNING if at >= self.nearly_all else Severity.INFO
             share = {"truncated_share": Measure(at, "share")}

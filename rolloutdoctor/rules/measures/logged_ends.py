@@ -2,6 +2,9 @@
 
 import polars as pl
 
+LEAST = 16
+"""Tokens of a mean length that may be a limit: answers of a few tokens are of one length by themselves."""
+
 
 def logged_ends(lines: pl.DataFrame, long: int) -> pl.DataFrame:
     """Return the lines that say how responses ended.
@@ -23,7 +26,7 @@ def logged_ends(lines: pl.DataFrame, long: int) -> pl.DataFrame:
     # Mean lengths of many responses are one integer only where each of them has that length.
     means, largest, last = pl.col("mean"), pl.col("mean").max(), pl.col("mean").drop_nulls().last()
     at_limit, is_longest = means == largest, most.max().fill_null(largest) == largest
-    is_limit = is_longest & share.is_null().all() & (largest % 1 == 0) & (largest > 1)
+    is_limit = is_longest & share.is_null().all() & (largest % 1 == 0) & (largest >= LEAST)
     differs = (means != last).fill_null(value=False)
     at_end = means.is_not_null() & (differs.cum_sum(reverse=True) == 0)
     is_pinned = is_limit & (last == largest) & (at_end.sum() >= pl.max_horizontal(at_limit.sum() / 2, long))

@@ -269,6 +269,12 @@ def test_the_longest_response_of_nearly_all_lines_is_the_limit(longest, is_told)
     assert bool(check_log("RDI012", "openrlhf", **log).findings) == is_told
 
 
+@pytest.mark.parametrize(("length", "is_told"), [(15.0, False), (16.0, True)])
+def test_answers_of_a_few_tokens_are_of_one_length_by_themselves(length, is_told):
+    log = {"response_length": [length - 0.5] * 3 + [length] * 20, "reward": [0.9, 1.0] * 11 + [0.9]}
+    assert bool(check_log("RDI012", "trl", **log).findings) == is_told
+
+
 def test_skipped_without_finish_reasons():
     (skipped,) = report_on(toy_batch([[0, 1]]), trainer=None, select=["RDI012"]).skipped
     assert "neither rows nor log" in skipped.reason
