@@ -39,9 +39,9 @@ class AllTruncated(TableRule):
     step-to-step variation. A quarter of all responses in ten steps or more, or a third of those in fewer:
     information, said first where no fault was found; so is a quarter of those in the last third of ten steps or
     more, where it is above that of the first by four standard errors. If a log has no share, a mean length that is
-    one integer of 16 or more, and the largest, in the last ten lines or more is the length of every response: a warning, exposed;
-    in a quarter of all lines, ten at least, information, from 90 % a warning. A mean length of 90 % of the limit,
-    which an option states or nine of ten lines reach with their longest response, is information, exposed
+    one integer of 16 or more, and the largest, in the last ten lines or more is the length of every response: a
+    warning, exposed; in a quarter of all lines, ten at least, information, from 90 % a warning. A mean length of 90 %
+    of the limit, which an option states or nine of ten lines reach with their longest response, is information, exposed
     (`mean_length`). If at least 90 % of the steps had rewards that differ within groups, the task may fix the
     length, and all steps are a warning too.
 
