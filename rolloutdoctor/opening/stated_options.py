@@ -32,6 +32,7 @@ Tell = Callable[[str], None]
 
 _STATE, _COMPLETIONS = "trainer_state.json", "completions_"
 _ADAPTER = "adapter_config.json"
+_SUMMARY_OF_WANDB = "wandb-summary.json"
 _WRAPPED = re.compile(r"([^.]+)\.value(?:\.(.+))?")
 _ANY = ReadLog()
 _MOST_OF_FEW = 8
@@ -185,7 +186,9 @@ def _tracked_values(log: Source) -> dict[str, object]:
 
 
 def _config_of_wandb(path: Path) -> Path:
-    return (path if path.is_dir() else path.parent) / "files" / "config.yaml"
+    folder = path if path.is_dir() else path.parent
+    # The files of a run are given without their folder, too.
+    return folder / ("config.yaml" if (folder / _SUMMARY_OF_WANDB).is_file() else "files/config.yaml")
 
 
 def _unwrapped(file: Path) -> dict[str, object]:

@@ -26,6 +26,7 @@ from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.opening.stated.options import trainer_of
 from rolloutdoctor.opening.stated.printed import read_printed
 from rolloutdoctor.opening.stated.training_args import read_training_args
+from rolloutdoctor.opening.stated_options import stated_beside
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
@@ -419,8 +420,6 @@ def test_the_configuration_of_hydra_beside_a_log(tmp_path):
 
 def test_the_configuration_of_a_wandb_run(tmp_path):
     yaml = pytest.importorskip("yaml")
-    from rolloutdoctor.opening.stated_options import stated_beside
-
     (tmp_path / "files").mkdir()
     (tmp_path / "run-abc.wandb").write_bytes(b":W&B" + bytes(100))
     values = {"beta": 0.04, "num_generations": 4, "scale_rewards": "group", "reward_weights": [1.0, 0.5]}
@@ -442,6 +441,18 @@ def test_the_configuration_of_a_wandb_run(tmp_path):
     told = []
     assert not stated_beside([str(tmp_path)], (), told.append)
     assert len(told) == 1
+
+
+def test_the_configuration_beside_the_summary_of_a_wandb_run(tmp_path):
+    pytest.importorskip("yaml")
+    summary = tmp_path / "wandb-summary.json"
+    (tmp_path / "config.yaml").write_text("group_size:\n  value: 4\nlr:\n  value: 2e-07\nseed:\n  value: 3\n")
+    summary.write_text('{"_step": 9, "reward": 0.5, "loss": 0.25}')
+    for path in (tmp_path, summary):
+        (found,) = stated_beside([str(path)], (), lambda sentence: None)
+        assert (found.trainer, dict(found.values)) == (None, {"group_size": 4, "lr": "2e-07", "seed": 3})
+    summary.unlink()
+    assert not stated_beside([str(tmp_path)], (), lambda sentence: None), "a file of anybody"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,15 @@ def test_a_name_has_one_title():
         ("actor_rollout_ref.rollout.val_kwargs.temperature", "temperature in evaluation"),
         ("actor_train.training_args.learning_rate", "learning rate"),
         ("entropy_beta", "entropy coefficient"),
+        ("left_clip_range", "lower clip range"),
+        ("right_clip_range", "upper clip range"),
+        ("dual_clip_lower_bound", "dual clip"),
+        ("adv_clip", "limit of the rewards"),
+        ("advantage_eps", "epsilon of the advantage"),
+        ("use_std_normalization", "scale of the rewards"),
+        ("sampling_max_tokens", "response length limit"),
+        ("epochs_per_rollout_batch", "passes over a batch"),
+        ("n_grpo_steps", "steps"),
         ("hub_token", ""),
         ("output_dir", ""),
         ("n", ""),
@@ -307,6 +316,18 @@ def test_variables_sums_and_arrays_of_a_script():
     assert known.items() >= {"learning_rate": 1e-6, "beta": 0.04, "num_generations": 8, "max_steps": 200}.items()
     # The environment may have another value.
     assert "seed" not in known
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"), [("", ""), ("run sh: `/opt/env/bin/", "`"), ("$ /usr/bin/", " 2>&1 | tee 3")]
+)
+def test_a_list_behind_a_flag_is_the_whole_list(before, behind):
+    line = (
+        f"{before}python3.12 /a/rl.py --funcs f g --reward_weights 0.5 -1 2.5 --lora_rank 64 --lr 1e-5 a.json{behind}"
+    )
+    (found,) = read_commands([line], "a log")
+    values = {name: read(value) for name, value in found.values.items()}
+    assert values == {"reward_weights": [0.5, -1, 2.5], "lora_rank": 64, "lr": 1e-5}
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 
+from rolloutdoctor.importers.logs.numbers import number
 from rolloutdoctor.opening.stated.options import FEWEST, Stated, stated_of
 
 _MOST = 2**18
 """Characters of a command."""
 
 _COMMAND = re.compile(
-    r"(?:^|[\s!])(?:python[0-9.]*|torchrun|accelerate|deepspeed|swift|trl|uv run|ray job submit|llamafactory-cli)\s.*"
+    r"(?:^|[\s!/`])(?:python[0-9.]*|torchrun|accelerate|deepspeed|swift|trl|uv run|ray job submit|llamafactory-cli)\s.*"
 )
 _NAME = re.compile(r"[+~]*([A-Za-z_][\w.]{1,200})")
 _VARIABLE = re.compile(
@@ -77,7 +78,7 @@ def _joined(lines: Sequence[str], place: int) -> str:
         if not text.endswith("\\"):
             break
         text = f"{text[:-1]} {more.strip().removeprefix('>').strip()}"
-    return text[:_MOST]
+    return text[:_MOST].rstrip("`")
 
 
 def assigned(command: str, before: Sequence[str] = ()) -> dict[str, object]:
@@ -85,6 +86,8 @@ def assigned(command: str, before: Sequence[str] = ()) -> dict[str, object]:
 
     >>> assigned("python x.py --lr $LR ${MORE[@]}", ["LR=1e-6", "N=$((2*4))", "MORE=(", "  --epochs $N # all", ")"])
     {'lr': '1e-6', 'epochs': '8'}
+    >>> assigned("x.py --reward_weights 0.5 -1 --funcs a b --epochs 1 data.json | tee 2")
+    {'reward_weights': ['0.5', '-1'], 'funcs': 'a', 'epochs': '1'}
     """
     variables = _variables(before)
     try:
@@ -92,15 +95,23 @@ def assigned(command: str, before: Sequence[str] = ()) -> dict[str, object]:
     except ValueError:
         words = _referred(command, variables).split()
     values: dict[str, object] = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for place, word in enumerate(words):
         name, equals, value = word.removeprefix("--").partition("=")
         match = _NAME.fullmatch(name.replace("-", "_") if word.startswith("--") else name)
         if match is not None and equals:
             values[match[1]] = value
         elif match is not None and word.startswith("--"):
-            values[match[1]] = True if not after or after.startswith("--") else after
+            values[match[1]] = _behind(words[place + 1 :])
     # What stands for another value says nothing.
     return {name: value for name, value in values.items() if not {"$", "{"} & {*str(value)}}
+
+
+def _behind(words: Sequence[str]) -> object:
+    """Return what stands behind the name of an option: all of several numbers, the first of other words, or nothing."""
+    numbers = [*takewhile(lambda word: number(word) is not None, words)]
+    if len(numbers) > 1:
+        return numbers
+    return words[0] if words and not words[0].startswith("--") else True
 
 
 def _referred(text: str, variables: dict[str, str]) -> str:

@@ -45,10 +45,10 @@ TITLES: Mapping[str, frozenset[str]] = {
         "clip range": "clip_eps clip_epsilon eps_clip clip_range cliprange clip_ratio clip_param epsilon_clip "
         "ppo_clip clip_coef clip_coefficient ppo_epsilon pg_clip policy_clip_range epsilon",
         "lower clip range": "clip_ratio_low eps_clip_low cliprange_low clip_low pg_clip_low ratio_clip_min "
-        "epsilon_low eps_clip_lower",
+        "epsilon_low eps_clip_lower left_clip_range",
         "upper clip range": "clip_ratio_high eps_clip_high cliprange_high clip_high clip_higher pg_clip_high "
-        "ratio_clip_max epsilon_high eps_clip_higher",
-        "dual clip": "clip_ratio_c ratio_clip_c dual_clip dual_clip_loss eps_clip_c",
+        "ratio_clip_max epsilon_high eps_clip_higher right_clip_range",
+        "dual clip": "clip_ratio_c ratio_clip_c dual_clip dual_clip_loss eps_clip_c dual_clip_lower_bound",
         "bound of the ratio": "delta",
         "clip range of the value": "cliprange_value value_clip clip_range_vf vf_clip value_clip_range",
         "entropy coefficient": "entropy_coef entropy_coeff ent_coef entropy_bonus entropy_weight entropy_loss_coef "
@@ -62,8 +62,9 @@ TITLES: Mapping[str, frozenset[str]] = {
         "scale of the rewards": "scale_rewards norm_adv_by_std_in_grpo normalize_rewards whiten_rewards reward_norm "
         "ppo_score_norm ppo_whiten_rewards reward_scaling use_score_norm use_score_scaling whiten_advantages "
         "normalize_advantages reward_scale norm_mean_type norm_std_type normalize_reward use_leave_one_out_baseline "
-        "grpo_std_normalization std_normalization",
-        "limit of the rewards": "reward_clip cliprange_reward clip_reward_value score_clip advantage_clip",
+        "grpo_std_normalization std_normalization use_std_normalization",
+        "epsilon of the advantage": "advantage_eps adv_eps advantage_epsilon",
+        "limit of the rewards": "reward_clip cliprange_reward clip_reward_value score_clip advantage_clip adv_clip",
         "temperature": "temperature sampling_temperature rollout_temperature train_temperature",
         "top p": "top_p rollout_top_p",
         "top k": "top_k rollout_top_k",
@@ -75,12 +76,12 @@ TITLES: Mapping[str, frozenset[str]] = {
         "response length limit": "max_new_tokens max_completion_length max_response_length max_gen_len "
         "response_length max_response_tokens max_answer_seq_len generate_max_len max_response_len "
         "rollout_max_response_len max_gen_tokens max_tokens max_completion_tokens max_output_tokens "
-        "generate_max_length max_gen_length completion_length",
+        "generate_max_length max_gen_length completion_length sampling_max_tokens",
         "length limit": "max_seq_length max_seq_len max_length max_model_len max_total_sequence_length "
         "sequence_length cutoff_len max_model_length seq_len seq_length vllm_max_model_length "
         "rollout_max_context_len",
         "passes over a batch": "ppo_epochs num_ppo_epochs n_updates_per_iteration num_iterations ppo_epoch "
-        "mu_iterations ppo_buffer_size ppo_n_minibatches num_mini_batches",
+        "mu_iterations ppo_buffer_size ppo_n_minibatches num_mini_batches epochs_per_rollout_batch",
         "mini-batch size": "mini_batch_size minibatch_size ppo_mini_batch_size",
         "micro-batch size": "per_device_train_batch_size per_device_training_batch_size micro_batch_size "
         "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu ppo_micro_batch_size "
@@ -98,7 +99,7 @@ TITLES: Mapping[str, frozenset[str]] = {
         "gradient accumulation": "gradient_accumulation_steps grad_accum grad_accum_steps grad_accumulation_steps "
         "gradient_accumulation accumulation_steps",
         "steps": "num_steps total_steps max_steps train_steps total_training_steps max_num_steps num_train_steps "
-        "num_rollout num_updates num_training_steps max_train_steps n_steps total_train_steps",
+        "num_rollout num_updates num_training_steps max_train_steps n_steps total_train_steps n_grpo_steps",
         "epochs": "num_train_epochs total_epochs max_epochs num_epochs n_epochs num_epoch epochs max_num_epochs "
         "num_episodes total_episodes total_train_epochs train_epochs max_train_epochs",
         "seed": "seed data_seed random_seed random_state rollout_seed torch_seed data_loader_seed",
