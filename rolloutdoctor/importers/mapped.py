@@ -9,7 +9,8 @@ from pyarrow import types
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, TEXTS, Kind
 from rolloutdoctor.importers import base, mapped_lines
-from rolloutdoctor.importers.mapped_lines import Constant, Place, cell, constant, read_lines, value_at, whole_reward
+from rolloutdoctor.importers.equal_prompts import with_groups
+from rolloutdoctor.importers.mapped_lines import Place, cell, constant, read_lines, value_at, value_of, whole_reward
 from rolloutdoctor.importers.reading import folders, lines
 from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
@@ -62,7 +63,7 @@ class MappedTable:
                 where = _read_parquet(file, sink, options, where)
             else:
                 if where is None:
-                    where = _stored_in_lines(file, sink, options)
+                    where = _stored_in_lines(file, files, sink, options)
                 if where is not None:
                     read_lines(file, sink, where, done, total)
             done += Path(file.path).stat().st_size
@@ -71,16 +72,17 @@ class MappedTable:
             raise InputError(f"{sources[0].name}: no whole row in these files")
 
 
-def _stored_in_lines(file: Source, sink: base.RunSink, options: base.ImportOptions) -> dict[str, Place] | None:
+def _stored_in_lines(
+    file: Source, files: Sequence[Source], sink: base.RunSink, options: base.ImportOptions
+) -> dict[str, Place] | None:
     """Find the columns in the first line of a file, and begin with them; None if it has no whole line."""
     first = next(lines.objects(file), None)
     if first is None or first.body is None:
         if first is not None:
             sink.note(f"{file.name}: the last line was not written to its end, and is left out")
         return None
-    where = _wanted(_where(first.body, options.columns, file.name, strict=True), options)
     sink.begin(RunMetadata())
-    return where
+    return _wanted(with_groups(_where(first.body, options.columns, file.name, strict=True), files, sink), options)
 
 
 def _wanted(where: dict[str, Place], options: base.ImportOptions) -> dict[str, Place]:
@@ -204,8 +206,8 @@ def _read_parquet(
 
 
 def _column(batch: pa.RecordBatch, name: str, path: Place, file: Source) -> Sequence[object]:
-    if isinstance(path, Constant):
-        return [cell(name, path.value, f"{file.name}: {path}")] * batch.num_rows
+    if not isinstance(path, str):
+        return [cell(name, value_of({}, path), f"{file.name}: {path}")] * batch.num_rows
     array, kind = batch.column(path), BY_NAME[name].kind
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()

@@ -1,5 +1,6 @@
 """JSON Lines into canonical columns: each field of a line is checked against the column that it is mapped to."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,14 @@ class Constant:
         return str(self.value)
 
 
-Place = str | Constant
+@dataclass(frozen=True)
+class OfPrompt:
+    """A group that is told by its prompt, which this field has."""
+
+    field: str
+
+
+Place = str | Constant | OfPrompt
 """The field or the path in which rows have a column, or the value that all of them have."""
 
 
@@ -79,7 +87,14 @@ def _write_rows(file: Source, sink: base.RunSink, names: Iterable[str], rows: Se
 
 def value_of(body: Mapping[str, object], place: Place) -> object:
     """Return what a row has in a place; None if it has nothing there."""
+    if isinstance(place, OfPrompt):
+        return digest(body.get(place.field))
     return place.value if isinstance(place, Constant) else value_at(body, place)
+
+
+def digest(prompt: object) -> str:
+    """Return a short name of a prompt."""
+    return hashlib.blake2b(json.dumps(prompt, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def value_at(body: Mapping[str, object], path: str) -> object:

@@ -45,6 +45,29 @@ def test_mapped_parquet_is_the_same(tmp_path):
     assert findings_of_run(tmp_path / "one.parquet") == findings_of_run(tmp_path / "two.parquet")
 
 
+@pytest.mark.parametrize(
+    ("prompts", "groups"),
+    [
+        (["p", "q", "p", "q", "q", "q", "r", "r"], [{2, 0}, {3, 1}, {4, 5}, {6, 7}]),
+        # Two groups may share a prompt; prompts of one response each are no groups; one prompt may be of all.
+        (["p", "p", "q", "p", "p", "q", "q", "q"], []),
+        (["p", "q", "r", "s", "p", "q", "r", "s"], []),
+        (["p"] * 8, []),
+    ],
+)
+def test_responses_of_a_step_to_one_prompt_are_a_group(tmp_path, prompts, groups):
+    """Where all prompts have as many, and no field says the group."""
+    lines = [{"step": n // 4, "prompt": p, "response": "a", "reward": n % 2} for n, p in enumerate(prompts)]
+    rows, sink = converted(tmp_path / "run.parquet", write(tmp_path / "mine.jsonl", lines), text=False)
+    read = {}
+    for place, row in enumerate(rows):
+        read.setdefault((row["step"], row.get("group_id")), set()).add(place)
+    assert (sorted(map(sorted, read.values())) == sorted(map(sorted, groups))) == bool(groups)
+    told = "no field says the group: the 2 responses of a step to one prompt are read as a group"
+    assert sink.notes == ((told,) if groups else ())
+    assert ("group_id" in rows[0]) == bool(groups)
+
+
 def test_known_names_need_no_map(tmp_path):
     path = write(tmp_path / "mine.jsonl", [{"global_step": 3, "score": 0.5, "prompt_idx": 1}])
     rows, _ = converted(tmp_path / "run.parquet", path)
