@@ -5,7 +5,7 @@ import pytest
 from rolloutdoctor.importers.reading.notebooks import Notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.stated.calls import read_code
-from rolloutdoctor.opening.stated.config_lines import on_config_line, on_own_line
+from rolloutdoctor.opening.stated.config_lines import on_config_line, on_own_line, on_settings_line
 from rolloutdoctor.opening.stated.options import ReadLog
 from rolloutdoctor.opening.stated.own_loops import own_options
 from rolloutdoctor.opening.stated.printed import read_printed
@@ -51,6 +51,34 @@ def test_lines_that_are_no_configuration_of_the_training_say_nothing(line):
     assert on_config_line(line) == {}
 
 
+def test_more_short_names_of_a_configuration():
+    assert on_config_line("[a] GRPO config: batch=1, steps=100, generations=4") == {
+        "batch_size": "1",
+        "total_steps": "100",
+        "num_generations": "4",
+    }
+
+
+@pytest.mark.parametrize(("rank", "is_of_lora"), [("3", False), ("4", True)])
+def test_a_rank_of_a_process_is_none_of_an_adapter(rank, is_of_lora):
+    assert ("lora_rank" in on_config_line(f"Config: G=8, rank={rank}")) is is_of_lora
+
+
+@pytest.mark.parametrize(
+    "line", ["LR=3e-05 group=8 loss=0.5", "LR=3e-05 K=8", "SFT: lr=3e-05 group=8", "group=8 temp=0.8", "lr=3e-05"]
+)
+def test_a_line_that_may_be_of_something_else_is_none_of_settings(line):
+    assert on_settings_line(line) == {}
+
+
+def test_a_line_of_settings_alone_states_the_learning_rate_that_is_a_metric_too(tmp_path):
+    names = ("lr", "loss", "reward")
+    (stated,) = of_console(tmp_path, "[a] Run: 8a-1:b:0 | LR=3e-05 group=8 temp=0.8 rank=32\n", names=names)
+    expected = {"lr": "3e-05", "group_size": "8", "temperature": "0.8", "lora_rank": "32"}
+    assert stated.values == expected
+    assert not of_console(tmp_path, "lr=3e-05 temp=0.8\n", names=("lr", "temperature", "loss")), "a step's"
+
+
 @pytest.mark.parametrize("pair", ["T=5", "T=1", "K=10", "N=20", "G=0", "G=0.9", "eps=0.2", "mu=1", "groups=8", "T=3.5"])
 def test_a_short_name_that_may_be_anything_is_left_out(pair):
     assert on_config_line(f"Config: lr=1e-6, {pair}") == {"lr": "1e-6"}
@@ -92,6 +120,10 @@ def test_two_configurations_that_contradict_each_other_state_nothing_of_it(tmp_p
         ("Loaded: 256 tokens per second", {}),
         ("Generations: 6.5 per prompt", {}),
         ("my favourite setting: dark", {}),
+        ("  Generations/prompt:  4", {"generations_per_prompt": 4}),
+        ("  Reward/prompt:  0.5", {}),
+        ("New LoRA adapter (r=16, alpha=32)...", {"lora_r": 16, "lora_alpha": 32}),
+        ("LoRA norm (r=0.5, alpha=32)", {}),
     ],
 )
 def test_what_a_number_counts(line, found):

@@ -16,7 +16,7 @@ from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.opening.stated.calls import literal, read_printed_call
 from rolloutdoctor.opening.stated.command_lines import assigned, read_commands, read_options_alone
-from rolloutdoctor.opening.stated.config_lines import on_config_line, on_own_line
+from rolloutdoctor.opening.stated.config_lines import on_config_line, on_own_line, on_settings_line
 from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
 from rolloutdoctor.opening.stated.options import VERL_TABLE, ReadLog, Stated, stated_of
 from rolloutdoctor.opening.stated.settings import own_title, title_of
@@ -257,7 +257,8 @@ def _listed(lines: Iterable[str], origin: str, log: ReadLog) -> Stated | None:
     configured: set[str] = set()
     for line, section in sections_of(_without_models(lines)):
         options, banner = _on_one_line(line), _BANNER.findall(line)
-        if line_options := on_config_line(line):
+        of_settings = on_settings_line(line)
+        if line_options := on_config_line(line) or (of_settings if of_settings.keys() - metrics else {}):
             configured |= line_options.keys()
         else:
             # ``Config: lr=1e-6`` is an option where ``lr`` is a metric, too.
@@ -302,7 +303,7 @@ def _on_one_line(line: str) -> dict[str, object]:
         return {}
     if "{" in line and line.rstrip().endswith("}"):
         return _dict_of(line[line.index("{") :].strip())
-    if assigned := on_config_line(line):
+    if assigned := on_config_line(line) or on_settings_line(line):
         return {**assigned}
     options: dict[str, object] = dict(_ASSIGNED.findall(line)) if line.count("=") > 1 else {}
     return options if len(options) >= _FEWEST or (len(options) > 1 and all(map(own_title, options))) else {}
