@@ -87,7 +87,8 @@ def vitals_of(run: RunTables, context: Context, findings: Sequence[Finding]) -> 
         series = tuple(map(meaning.canonical, thinned["logged"]))
         quantity, marks = BY_NAME[name], _marks(name, findings)
         trend = _trend(series) if name in _TOLD else None
-        vitals.append(Vital(name, quantity.title, metric, quantity.unit, tuple(thinned["step"]), series, marks, trend))
+        steps = tuple(thinned["step"])
+        vitals.append(Vital(name, quantity.title, metric, quantity.unit, steps, series, marks, trend, len(points)))
     return tuple(vital for vital in vitals if vital.name != "penalised_reward" or _goes_another_way(vital, vitals[0]))
 
 
@@ -120,6 +121,13 @@ def _trend(series: Sequence[float]) -> Trend:
     return Trend(count, first, last, error, rank_with_time(values), errors_of_ends(values))
 
 
+def _named(rule: NumbersRule, finding: Finding) -> str | None:
+    """Return that of several quantities which the headline names first, else the first measure."""
+    places = [(finding.headline.find(BY_NAME[name].title), name) for name in rule.beside]
+    first = next(iter(finding.measures), None)
+    return min((each for each in places if each[0] >= 0), default=(0, first if first in rule.beside else None))[1]
+
+
 def _marks(name: str, findings: Sequence[Finding]) -> tuple[tuple[int, str], ...]:
     """Return where findings about a quantity begin: of a rule about one of several, the one that the finding names."""
     marks = []
@@ -127,8 +135,7 @@ def _marks(name: str, findings: Sequence[Finding]) -> tuple[tuple[int, str], ...
         rule = find(finding.code)
         if not isinstance(rule, NumbersRule) or finding.severity <= Severity.INFO:
             continue
-        named = BY_NAME[name].title in finding.headline or name == next(iter(finding.measures), None)
-        if name in rule.about or (not rule.about and name in rule.beside and named):
+        if name in (rule.about or (_named(rule, finding),)):
             begun = finding.examples[0].step if finding.onset is None and finding.examples else finding.onset
             marks += [] if begun is None else [(int(begun), finding.code)]
     return tuple(sorted(marks))

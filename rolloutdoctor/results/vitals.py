@@ -48,6 +48,7 @@ class Vital:
         series: its value at each.
         marks: step at which a finding about it begins, and the code of its rule.
         trend: from its first third to its last; None of what the first sentence does not tell.
+        lines: of the log that have it: of a long one `series` has fewer; 0: it has all.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Vital:
     series: tuple[float, ...]
     marks: tuple[tuple[int, str], ...] = ()
     trend: Trend | None = None
+    lines: int = 0
 
     @property
     def first(self) -> float:

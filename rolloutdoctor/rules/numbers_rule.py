@@ -148,6 +148,21 @@ def from_to(first: float, last: float) -> str:
     return f"from {number(first)} to {number(last)}"
 
 
+def at_most(values: "Values", last: float) -> str:
+    """Say how large a number was at most, where that is far above where it went.
+
+    >>> import numpy as np
+    >>> at_most(np.array([0.1, 70.0, 2.0]), 2.0), at_most(np.array([0.1, 3.0, 2.0]), 2.0)
+    (' (70 at most)', '')
+    """
+    largest = float(values.max())
+    return f" ({number(largest)} at most)" if largest > _FAR_ABOVE * last else ""
+
+
+_FAR_ABOVE = 3.0
+"""Times the level at the end: above it that level alone does not say how large a number was."""
+
+
 def shown(place: Mapping[str, Any], name: str) -> str:
     """Say what a step logged of a quantity."""
     return f"{BY_NAME[name].title} {number(place[name])}"

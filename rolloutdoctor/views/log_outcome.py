@@ -245,7 +245,7 @@ def _without_reward(vitals: tuple[Vital, ...]) -> Iterator[str]:
         return
     if logged.keys() == {"loss"}:
         loss = logged["loss"]
-        lines, least, most = many(len(loss.series), "line"), f"{loss.least:.3g}", f"{loss.largest:.3g}"
+        lines, least, most = many(loss.lines or len(loss.series), "line"), f"{loss.least:.3g}", f"{loss.largest:.3g}"
         size = f"{least} in {'' if len(loss.series) == 1 else 'all '}{lines}"
         size = size if least == most else f"{least} to {most} in {lines}"
         yield (

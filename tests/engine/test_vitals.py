@@ -301,3 +301,21 @@ def test_a_log_of_returns_and_a_kl_names_both(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert verdict(rd.check(log)).startswith("The log has no known reward, only return and KL of a response: whether")
+
+
+def test_a_gradient_norm_is_marked_where_it_is_drawn(tmp_path):
+    """Beside a length, which its rule reads, too."""
+    norms = [0.5 + 0.01 * (n % 3) for n in range(20)] + [40.0 + n % 3 for n in range(20)]
+    rows = [{"step": n, "reward": n, "grad_norm": norm, "response_length": 90.0} for n, norm in enumerate(norms)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert {vital.name: vital.marks for vital in rd.check(log).vitals if vital.marks} == {
+        "grad_norm": ((20, "RDT013"),)
+    }
+
+
+def test_a_log_of_the_loss_alone_says_how_many_lines_it_has(tmp_path):
+    """More than are drawn."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": n, "loss": 0.1 * (n % 7)}) + "\n" for n in range(1100)))
+    assert "only the loss (0 to 0.6 in 1,100 lines), which" in verdict(rd.check(log, trainer="trl"))

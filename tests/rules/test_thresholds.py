@@ -665,6 +665,13 @@ BOUNDARIES = [
     near("RDT013", "grows", 10.0, lambda x: {"grad_norm": turns(1.0, x)}, ("clean", "warning")),
     near(
         "RDT013",
+        "explodes",
+        50.0,
+        lambda x: {"grad_norm": turns(1.0, x), "reward": turns(0.2, 0.8)},
+        ("info", "warning"),
+    ),
+    near(
+        "RDT013",
         "errors",
         6.0,
         lambda x: {"response_length": waves(turns(300.0, 60.0, at=20, steps=40), noise_of(240.0, x))},

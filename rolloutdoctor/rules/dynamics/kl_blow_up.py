@@ -7,7 +7,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, kl_coefficient, number, own_name
 from rolloutdoctor.rules.measures.kl_passed import fell_back
 from rolloutdoctor.rules.measures.reward_rise import may_have_risen, rose_by, rose_since
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, logged, series, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, at_most, from_to, go_back, levels, logged, series, step_at
 from rolloutdoctor.rules.series import change_of_means, ends, memory
 from rolloutdoctor.rules.shift import shift
 from rolloutdoctor.rules.table_rule import Measured
@@ -131,7 +131,7 @@ class KlBlowUp(NumbersRule):
             else f", while the {BY_NAME[bought_of].title} went {from_to(reward.first, reward.last)}"
         )
         how = rise.words("rose" if is_risen else "blew up", "rose", onset)
-        headline = f"KL {how}: {from_to(start, level.last)} nats"
+        headline = f"KL {how}: {from_to(start, level.last)} nats{at_most(values, level.last)}"
         return Judgement(
             severity=Severity.INFO if is_risen else Severity.ERROR if fell else Severity.WARNING,
             confirmed=True,

@@ -5,7 +5,7 @@ from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_name
 from rolloutdoctor.rules.logged_quantities import not_logged
 from rolloutdoctor.rules.measures.longer_responses import longer_responses
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, at_most, from_to, levels, logged, series, step_at
 from rolloutdoctor.rules.series import Ends, ends, smoothed
 from rolloutdoctor.rules.shift import shift
 from rolloutdoctor.rules.table_rule import Measured
@@ -25,7 +25,8 @@ class LevelChange(NumbersRule):
     ## How it is measured
     Medians over the first and the last tenth of the logged steps, at least three, of 20 or more, must differ by more
     than six standard errors of their noise; the length ends below a third of its start, the gradient norm above ten
-    times. It is a warning; information if the reward rose meanwhile by six standard errors, too: the change paid off.
+    times. It is a warning; information if the reward rose meanwhile by six standard errors, too (the change paid off),
+    unless the gradient norm ends above 50 times its start.
     `onset` is the first step from which the running median over a tenth of the steps stays beyond the geometric mean of
     both; of a steady change, that took more than a quarter of the steps, the first that left the old level.
     `truncated_last` is the share of responses that end truncated, if it is logged: short responses that are cut off
@@ -51,6 +52,8 @@ class LevelChange(NumbersRule):
     fewest: int = 20
     shrinks: float = 3.0
     grows: float = 10.0
+    explodes: float = 50.0
+    """Times a gradient norm at the start: such a norm is a warning whatever the reward did."""
     errors: float = 6.0
     half_again: float = 1.5
     errors_of_growth: float = 3.0
@@ -89,8 +92,9 @@ class LevelChange(NumbersRule):
             reward = levels(run, "reward")
             rose = reward is not None and reward.change > 0 and reward.errors > self.errors
             cut = levels(run, "truncated_share") if below else None
+            most = "" if below else at_most(values, level.last)
             return self._judgement(
-                name, change_words, level, onset, rose=rose, cut=cut, context=context, count=len(values)
+                name, change_words, level, onset, rose=rose, cut=cut, context=context, count=len(values), most=most
             )
         lengths = logged(run, "response_length")
         if "truncated_share" in context.quantities or lengths is None or len(lengths) < self.fewest:
@@ -113,6 +117,7 @@ class LevelChange(NumbersRule):
         cut: Ends | None,
         context: Context,
         count: int,
+        most: str,
     ) -> Judgement:
         title = BY_NAME[name].title
         advice = {
@@ -121,13 +126,16 @@ class LevelChange(NumbersRule):
             f"{own_name(context, 'the learning rate')}",
         }
         unit = " tokens" if name == "response_length" else ""
-        words = f"the {title} {change_words}: {from_to(level.first, level.last)}{unit}"
+        words = f"the {title} {change_words}: {from_to(level.first, level.last)}{unit}{most}"
+        meanwhile = f"{words}{', while the reward rose' if rose else ''}"
+        # What is so far away is no price of a gain.
+        is_paid = rose and level.last <= self.explodes * level.first
         return Judgement(
-            severity=Severity.INFO if rose else Severity.WARNING,
+            severity=Severity.INFO if is_paid else Severity.WARNING,
             confirmed=True,
-            headline=words,
-            message=f"{words[:1].upper()}{words[1:]}{', while the reward rose' if rose else ''}.",
-            remark=f"{words}, while the reward rose" if rose else "",
+            headline=words if is_paid else meanwhile,
+            message=f"{meanwhile[:1].upper()}{meanwhile[1:]}.",
+            remark=meanwhile if is_paid else "",
             evidence=f"medians over the first and the last {counted(level.count, 'step')} of {count:,}",
             advice=advice[name],
             why="" if name == "response_length" else _WHY_GRADIENT,

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, own_name
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import from_to, levels, logged, step_at
 from rolloutdoctor.rules.series import change_of_means, crossing, ends, memory
 from rolloutdoctor.rules.table_rule import Measured
@@ -27,7 +27,7 @@ def longer_responses(
     lengths, rewards = logged(run, "response_length"), logged(run, "reward")
     if lengths is None or rewards is None:
         return None
-    level, reward = ends(lengths), ends(rewards)
+    level, (first, last) = ends(lengths), _of_thirds(rewards)
     if not level.last >= half_again * level.first > 0 or not rose(lengths, errors):
         return None
     if rose(rewards, bought):
@@ -38,7 +38,7 @@ def longer_responses(
     at = crossing(lengths, (level.first + level.last) / 2, below=False) if is_whole else None
     words = (
         f"responses grew {from_to(level.first, level.last)} tokens on average, while the reward did not rise "
-        f"({from_to(reward.first, reward.last)})"
+        f"{'beyond its noise ' if last > first else ''}({number(first)} in the first third, {number(last)} in the last)"
     )
     return Judgement(
         severity=Severity.INFO,
@@ -61,6 +61,15 @@ def longer_responses(
 
 def rose(values: "Values", errors: float) -> bool:
     """Tell whether the mean of the last third is above that of the first by so many standard errors."""
-    third = max(2, len(values) // 3)
+    third = _third(values)
     change, error = change_of_means(values[:third], values[-third:], memory(values))
     return change > errors * error
+
+
+def _third(values: "Values") -> int:
+    return max(2, len(values) // 3)
+
+
+def _of_thirds(values: "Values") -> tuple[float, float]:
+    """Return the means that `rose` compares: medians of both ends may differ where these do not."""
+    return float(values[: _third(values)].mean()), float(values[-_third(values) :].mean())
