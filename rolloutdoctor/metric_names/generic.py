@@ -68,6 +68,10 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         # An L2 norm that says no more may be of the weights.
         *("grad_l2_norm", "gradient_l2_norm", "total_grad_norm"),
     ),
+    # A ratio that is truncated is an importance weight.
+    "truncated_share": tuple(
+        f"{of}_{share}" for of in ("truncated", "truncation") for share in ("rate", "fraction", "frac", "share")
+    ),
     "ratio": (
         *("importance_ratio", "prefix_importance_ratio", "sequence_importance_ratio", "prob_ratio", "policy_ratio"),
         *(f"{part}/importance_ratio" for part in ("optim", "loss", "policy", "actor", "actions")),

@@ -155,12 +155,14 @@ _TOTALS = (
 that a loop selects to train on: where no other is."""
 _PROXY = "proxy"
 """The same beside what it stands for, the gold reward."""
+_KL_LOSS = "kl_loss"
+"""Without a reward it may be one to a teacher, or of an autoencoder."""
 
 
 def _with_total(
     names: Collection[str], by_quantity: dict[str, tuple[str, MetricName]]
 ) -> dict[str, tuple[str, MetricName]]:
-    """Add the reward that a function of this name gave, where no other name tells it.
+    """Add the reward that a function of this name gave, and the KL that a loss is, where no other name tells it.
 
     >>> understood(["loss", "rewards/json/mean", "rewards/reward/mean"])["reward"][0]
     'rewards/reward/mean'
@@ -168,7 +170,13 @@ def _with_total(
     'reward'
     >>> understood(["proxy", "gold", "kl"])["reward"][0], understood(["proxy", "kl"]).get("reward")
     ('proxy', None)
+    >>> [understood(names).get("kl", ("",))[0] for names in (["score", "kl_loss"], ["loss", "kl_loss"])]
+    ['kl_loss', '']
+    >>> understood(["score", "kl_loss", "kl"])["kl"][0]
+    'kl'
     """
+    if _KL_LOSS in names and "reward" in by_quantity:
+        by_quantity = {"kl": (_KL_LOSS, MetricName(_KL_LOSS, "kl", BY_NAME["kl"].definition, ""))} | by_quantity
     totals = (*_TOTALS, _PROXY) if "gold_reward" in by_quantity else _TOTALS
     total = next((name for name in totals if name in names), "")
     if "reward" in by_quantity or not total:
@@ -182,8 +190,10 @@ def taken_names(names: Collection[str]) -> dict[str, str]:
     >>> taken_names(["proxy", "gold"]), taken_names(["proxy"])
     ({'gold': 'gold reward', 'proxy': 'reward'}, {})
     """
-    total = understood(names).get("reward", ("", None))[0]
-    totals = {total: BY_NAME["reward"].title} if total in (*_TOTALS, _PROXY) else {}
+    logged_as = {quantity: name for quantity, (name, _) in understood(names).items() if quantity in ("reward", "kl")}
+    totals = {
+        name: BY_NAME[quantity].title for quantity, name in logged_as.items() if name in (*_TOTALS, _PROXY, _KL_LOSS)
+    }
     return taken_for(names) | totals
 
 

@@ -20,8 +20,8 @@ from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
+from rolloutdoctor.opening.counted_shares import GROUPS, with_shares
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
-from rolloutdoctor.opening.group_counts import GROUPS, with_group_share
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
 from rolloutdoctor.opening.sibling_logs import are_of_one_training
@@ -132,7 +132,7 @@ def _of_logs(logs: Sequence[Source], paths: Sequence[str], tell: Callable[[str],
     # Of trainers that share their names, what is stated decides.
     writer = next((TRAINERS[config.trainer] for config in stated if config.trainer in writers(metrics.names())), writer)
     metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.facts.total_steps)
-    return Run((), metadata, with_group_share(metrics, metadata.config.get(GROUPS), notes), logs, notes=notes)
+    return Run((), metadata, with_shares(metrics, metadata.config.get(GROUPS), notes), logs, notes=notes)
 
 
 @contextmanager
@@ -181,7 +181,8 @@ def _completed_by(log_paths: Sequence[str], run: Run, tell: Callable[[str], None
     if log_paths:
         logs = tuple(map(Source.of, log_paths))
         tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in log_paths))}")
-        metrics, run_metrics = read_logs(logs, run.notes), [("the run", run.metrics)]
+        metrics = with_shares(read_logs(logs, run.notes), run.metadata.config.get(GROUPS), run.notes)
+        run_metrics = [("the run", run.metrics)]
         metrics = at_steps_of(metrics, logs[0].name, run_metrics, run.notes)
         for key, name, value, last in differences(metrics, run.metrics):
             run.notes.repeated(f"{logs[0].name} and the run", key, name, value, last)

@@ -9,6 +9,8 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.opening.counted_shares import with_shares
+from rolloutdoctor.opening.logs import read_logs
 
 
 def read(path, rows):
@@ -85,10 +87,37 @@ def groups(*counts):
     ],
 )
 def test_a_count_of_groups_is_a_share_where_the_total_shows(tmp_path, rows, shares):
-    values, told = read(tmp_path / "log.json", rows)
-    found = [row.get("degenerate_ratio") for each in values.values() for row in each]
-    assert found == (shares or [None] * len(rows))
-    assert bool(told) == bool(shares)
+    assert shares_of(tmp_path, json.dumps(rows), "degenerate_ratio") == (shares or [None] * len(rows), bool(shares))
+
+
+def shares_of(tmp_path, text, name):
+    """The share at each step of a log, and whether it was told how it was read."""
+    log, told = tmp_path / "log.json", []
+    log.write_text(text)
+    metrics = with_shares(read_logs([Source.of(str(log))]), None, told.append)
+    return [metrics.at(key).get(name) for key in metrics.steps()], bool(told)
+
+
+def test_counts_of_groups_on_a_console_are_shares(tmp_path):
+    lines = "".join(f"step {n} | loss 0.{n} | reward 0.5 | n_degenerate {n} | n_groups 8\n" for n in (1, 2, 3, 4))
+    assert shares_of(tmp_path, lines, "degenerate_ratio") == ([0.125, 0.25, 0.375, 0.5], True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "shares"),
+    [
+        ([{"truncated_count": n, "rollout_count": 8} for n in (0, 2, 8)], [0, 0.25, 1]),
+        ([{"n_truncated": 1, "num_responses": of} for of in (2, 4, 8)], [0.5, 0.25, 0.125]),
+        ([{"truncated_count": n, "rollout_count": 8} for n in (0, 2, 9)], None),
+        ([{"truncated_count": n, "rollout_count": 8} for n in (0, 2, 0.5)], None),
+        ([{"truncated_count": n} for n in (0, 2, 4)], None),
+        ([{"truncated_count": 1, "rollout_count": 8, "num_responses": 4}] * 3, None),
+        ([{"truncated_count": 1, "rollout_count": 8, "completions/clipped_ratio": 0.5}] * 3, None),
+    ],
+)
+def test_a_count_of_truncated_responses_is_a_share_of_those_counted(tmp_path, counts, shares):
+    rows = [{"step": n, "loss": 0.5, "reward": 0.5, **more} for n, more in enumerate(counts, start=1)]
+    assert shares_of(tmp_path, json.dumps(rows), "truncated_rate") == (shares or [None] * 3, bool(shares))
 
 
 EPISODES = [{"episode": place, "reward": 0.5, "level": "easy", "done": True} for place in range(1, 41)]

@@ -18,6 +18,7 @@ from rolloutdoctor.metric_names.table import (
     find,
     functions,
     metric_quantities,
+    taken_names,
     understood,
     whose,
     writers,
@@ -531,3 +532,18 @@ def test_reward_functions_that_an_export_wrote_with_underscores():
     names = ["reward", "rewards_right_func_mean", "rewards_right_func_std", "rewards_mean", "rewards_other_mean"]
     assert functions(names) == {"right_func": ("rewards_right_func_mean", "rewards_right_func_std")}
     assert metric_quantities(names)["rewards_right_func_std"] == "function_reward_std"
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [(["score", "kl_loss"], "kl_loss"), (["score", "kl_loss", "kl"], "kl"), (["loss", "kl_loss"], None)],
+)
+def test_a_kl_loss_is_the_kl_of_a_policy_that_has_a_reward_and_no_other(names, name):
+    assert understood(names).get("kl", (None,))[0] == name
+    assert (taken_names(names).get("kl_loss") == "KL") is (name == "kl_loss")
+
+
+@pytest.mark.parametrize("name", ["truncated_rate", "train/truncation_rate", "truncated_fraction"])
+def test_shares_of_truncated_responses(name):
+    assert generic(name).quantity == "truncated_share"
+    assert generic("truncated_ratio") is None, "may be an importance weight"

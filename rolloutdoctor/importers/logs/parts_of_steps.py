@@ -1,8 +1,7 @@
 """Rows that are parts of a step, as one row: a loop may log each of its prompts, groups or micro-batches."""
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rolloutdoctor.data.step_key import EVAL
@@ -23,21 +22,6 @@ _MOST_OF = 0.9
 
 _SEVERAL = 1.5
 """Rows of the same names in a step, on average, that are of its parts."""
-
-DEGENERATE = "degenerate_ratio"
-"""Share of the groups of a step in which all rewards are equal."""
-
-_EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL = map(
-    re.compile,
-    (
-        r"(?:n_|num_)(?:degenerate|zero_variance|zero_std|dead)(?:_groups)?|(?:degenerate|zero_variance|zero_std|dead)_groups",
-        r"(?:n_|num_)?all_(?:pass|passed|correct|right|solved)(?:_groups)?|solve_all",
-        r"(?:n_|num_)?all_(?:fail|failed|wrong|incorrect|unsolved)(?:_groups)?|solve_none",
-        r"(?:n_|num_)?mixed(?:_groups)?|solve_partial",
-        r"(?:n_|num_|total_)groups",
-    ),
-)
-"""Counts of groups with equal rewards; of those whose responses all pass, all fail, or differ, which add up to all."""
 
 
 def values_of_row(row: Mapping[str, object]) -> dict[str, float | None]:
@@ -123,42 +107,3 @@ def _mean(parts: Sequence[Row], of_parts: Collection[frozenset[str]], more: Coll
 def _mean_of(cells: Sequence[object]) -> object:
     numbers = [number for cell in cells if is_number(cell) and (number := as_float(cell)) is not None]
     return mean_of(numbers) if numbers and all(map(is_number, cells)) else cells[0]
-
-
-def with_shares(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
-    """Return rows with the share of their groups that have equal rewards, where they count these and all of them.
-
-    The total has to show by itself: it is never below the count and the same in all rows, or both add up to one number.
-
-    Args:
-        rows: of a run, in their order.
-        notes: says of how many groups the count is read.
-    """
-    counted = [(count, total) for row, _ in rows for count, total in _counts(row)]
-    if len(counted) < len(rows) or not counted:
-        return rows
-    totals = {total for _, total in counted}
-    sums = {count + total for count, total in counted}
-    if len(totals) == 1 and all(count <= total for count, total in counted):
-        total = totals.pop()
-    elif len(sums) == 1 and len(totals) > 1:
-        total = sums.pop()
-    else:
-        return rows
-    if total <= 0:
-        return rows
-    notes.say(f"groups with equal rewards are counted, of {total:g} a step: their share is {DEGENERATE}")
-    return [({**row, DEGENERATE: count / total}, where) for (row, where), (count, _) in zip(rows, counted, strict=True)]
-
-
-def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float]]:
-    """Yield how many groups of a row have equal rewards, and what else it says of their number."""
-    counts, passed, failed, mixed, totals = (
-        [value for name in row if pattern.fullmatch(name) and (value := as_float(row[name])) is not None]
-        for pattern in (_EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL)
-    )
-    if not counts and len(passed) == len(failed) == 1:
-        counts = [passed[0] + failed[0]]
-        totals = totals or [counts[0] + count for count in mixed]
-    if len(counts) == 1 and totals and DEGENERATE not in row:
-        yield counts[0], totals[0]

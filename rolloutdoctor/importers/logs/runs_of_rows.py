@@ -12,7 +12,7 @@ from rolloutdoctor.importers.logs.filled_evaluations import without_filled
 from rolloutdoctor.importers.logs.kinds_of_rows import steps_by_place
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
 from rolloutdoctor.importers.logs.numbers import Entry
-from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, values_of_row, with_shares
+from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, values_of_row
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.rows import RUNS, STEPS, counter_of, entries_of, is_long, step_of
@@ -72,7 +72,7 @@ def _as_printed(row: Mapping[str, object]) -> Printed:
 
 def one_row_a_step(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
     """Return one row for each step of a run, with what its rows say of it together; `notes` takes what was done."""
-    return with_shares(means_of_steps(rows, notes), notes)
+    return means_of_steps(rows, notes)
 
 
 def _name_of_run(rows: Sequence[Row]) -> str | None:
