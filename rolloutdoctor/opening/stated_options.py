@@ -20,9 +20,9 @@ from rolloutdoctor.opening.stated.calls import read_code
 from rolloutdoctor.opening.stated.files_beside import read_files_beside
 from rolloutdoctor.opening.stated.options import ReadLog, Stated, stated_of
 from rolloutdoctor.opening.stated.own_loops import own_options
-from rolloutdoctor.opening.stated.printed import read_printed
+from rolloutdoctor.opening.stated.printed import BANNER_NAMES, read_output, read_printed
 from rolloutdoctor.opening.stated.resolved_configs import read_resolved_configs
-from rolloutdoctor.opening.stated.settings import settings_of
+from rolloutdoctor.opening.stated.settings import read, settings_of
 from rolloutdoctor.opening.stated.training_args import checkpoints, find_training_args, read_training_args
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.trainers.spec import Trainer
@@ -123,7 +123,9 @@ def _printed(source: Source, log: ReadLog) -> list[Stated]:
     path, _ = located(Path(source.path))
     notebook = read_notebook(path)
     if notebook is not None:
-        return read_code(notebook, f"code of {path.name}", log)
+        code = read_code(notebook, f"code of {path.name}", log) or _own(source, log)
+        output = read_output(notebook.outputs, source, log)
+        return [*(_as_run(config, output) for config in code), *output]
     console = path / "files" / "output.log" if path.is_dir() else path
     printed = Source(str(console), source.name)
     configs = read_printed(printed, log) if Console().detect(console) is not None else []
@@ -132,6 +134,17 @@ def _printed(source: Source, log: ReadLog) -> list[Stated]:
     if configs or not noted.is_file():
         return configs
     return read_printed(Source(str(noted), f"{source.name}/logs/debug.log"), replace(log, begins=None))
+
+
+def _as_run(code: Stated, output: Sequence[Stated]) -> Stated:
+    """Return what code states with the numbers that its run printed instead: Unsloth raises a batch to a group."""
+    printed = {name: read(each.values[name]) for each in output for name in BANNER_NAMES & each.values.keys()}
+    changed = {name: new for name, new in printed.items() if read(code.values.get(name, new)) != new}
+    if not changed:
+        return code
+    words = (f"{name} is {code.values[name]} there, and {new} as the run printed" for name, new in changed.items())
+    remark = "; ".join(filter(None, (code.remark, f"{code.origin}: {'; '.join(words)}: the latter is used")))
+    return replace(code, values={**code.values, **changed}, remark=remark)
 
 
 def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:

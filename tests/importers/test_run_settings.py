@@ -5,10 +5,12 @@ import json
 import pytest
 
 import rolloutdoctor as rd
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.opening.stated.command_lines import read_commands
-from rolloutdoctor.opening.stated.options import Stated
+from rolloutdoctor.opening.stated.options import ReadLog, Stated
 from rolloutdoctor.opening.stated.settings import TITLES, read, settings_of, title_of
+from rolloutdoctor.opening.stated_options import stated_beside
 from rolloutdoctor.results.findings import RunSetting
 
 DICTS = "".join(f"{{'loss': 0.5, 'grad_norm': 1.0, 'reward': {n}.5, 'kl': 0.1}}\n" for n in range(1, 8))
@@ -193,6 +195,22 @@ def test_what_a_trainer_says_before_its_first_step(tmp_path):
     (tmp_path / "log.txt").write_text(BANNER + DICTS)
     found = settings(tmp_path / "log.txt")
     assert found.items() >= (OF_BANNER.items() - {("gradient_accumulation_steps", 8)})
+
+
+def test_what_a_trainer_says_in_a_notebook_above_its_first_step(tmp_path):
+    code = "x = GRPOConfig(learning_rate=1e-6, per_device_train_batch_size=1, num_generations=4, beta=0.1, seed=3)\n"
+    path = notebook(tmp_path / "a.ipynb", (code, ""), ("GRPOTrainer(args=x).train()", BANNER + DICTS))
+    found = settings(path)
+    assert found.items() >= {"total_batch_size": 32, "total_steps": 20, "seed": 3}.items()
+    assert found["per_device_train_batch_size"] == 4, "as it was run, and not as the code has it"
+    told = []
+    stated = stated_beside((), [Source.of(str(path))], told.append, ReadLog(begins=(0, 2)))
+    assert told[0].endswith("per_device_train_batch_size is 1 there, and 4 as the run printed: the latter is used")
+    assert stated[0].values["per_device_train_batch_size"] == 4
+    own = notebook(tmp_path / "b.ipynb", ("GROUP_SIZE = 8\nTEMPERATURE = 0.7\n" + "train()", BANNER + DICTS))
+    assert settings(own).items() >= {"GROUP_SIZE": 8, "TEMPERATURE": 0.7, "total_batch_size": 32}.items()
+    before = notebook(tmp_path / "c.ipynb", ("other()", BANNER), ("train()", DICTS))
+    assert "total_batch_size" not in settings(before), "of another cell"
 
 
 def test_a_metric_that_is_printed_is_no_setting(tmp_path):

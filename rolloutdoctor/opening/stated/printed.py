@@ -65,6 +65,7 @@ _OF_BANNER = {
     "num gpus": "num_gpus",
 }
 """Beginning of what they say, in lower case, to the name of the setting."""
+BANNER_NAMES = frozenset(_OF_BANNER.values())
 _PROCESS = re.compile(r"\((main_task|TaskRunner) pid=([0-9]{1,9})\b")
 """What Ray puts before a line of verl: the name of the task of which a run has one, and its process."""
 _FAILED = "Error executing job with overrides: "
@@ -102,6 +103,19 @@ def read_printed(source: Source, log: ReadLog = _ANY) -> list[Stated]:
         if configs := _in_head(lines, source, log):
             return configs
     return _behind(source, log)
+
+
+def read_output(outputs: Sequence[Sequence[str]], source: Source, log: ReadLog) -> list[Stated]:
+    """Read what a cell of a notebook prints above the only run in it, as `read_printed` does.
+
+    Args:
+        outputs: lines that each cell printed.
+        source: the notebook.
+        log: what its numbers say; its run begins behind a cell, and ends with another.
+    """
+    first, end = log.begins or (0, 0)
+    lines = outputs[end - 1] if first < end <= len(outputs) else ()
+    return _in_head([*islice(takewhile(lambda line: not is_step(line), lines), _HEAD)], source, log)
 
 
 def _behind(source: Source, log: ReadLog) -> list[Stated]:
