@@ -185,8 +185,8 @@ def generic(name: str) -> MetricName | None:
     ('reward', 'reward', None)
     >>> generic("mean_return_(reward)").quantity, generic("reward_(train)").quantity
     ('reward', 'reward')
-    >>> generic("rewards (before)"), generic("rewards_(after")
-    (None, None)
+    >>> generic("rewards (before)"), generic("rewards_(after"), generic("S(r)")
+    (None, None, None)
     >>> generic("eval/accuracy").quantity, generic("val-core/gsm8k/acc/mean@1").quantity, generic("eval/loss")
     ('accuracy', 'accuracy', None)
     >>> generic("eval/mean_reward").quantity
@@ -197,7 +197,8 @@ def generic(name: str) -> MetricName | None:
     bracketed = _BRACKETED.fullmatch(lower)
     if bracketed is not None and bracketed[2] in _OF_NO_STEP:
         return None
-    parts = (lower, *(() if bracketed is None else bracketed.groups()))
+    # A letter there is what a function is of: S(r) is no reward r.
+    parts = (lower, *(part for part in (bracketed.groups() if bracketed else ()) if len(part) > 1))
     quantity = next((spelled for part in parts if (spelled := _spelled(part)) is not None), None)
     if quantity is None and is_held_out(name):
         # Its loss is not that of the training.

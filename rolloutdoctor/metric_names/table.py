@@ -239,7 +239,11 @@ def tell_a_trainer(names: Collection[str]) -> bool:
     (False, False)
     >>> tell_a_trainer(["critic_loss", "reward", "entropy_loss"]), tell_a_trainer(["reward", "train/entropy_loss"])
     (False, True)
+    >>> tell_a_trainer(["loss", "frac_reward_zero_std"]), tell_a_trainer(["loss", "frac_reward_zero_std", "avg_reward"])
+    (True, False)
     """
+    if _has_own_reward(names):
+        return False
     return {*names} >= _OF_TRANSFORMERS or any(
         name in _no_quantity() or (is_named(name) and _owners(name) and not _is_of_any_loop(name)) for name in names
     )
@@ -268,8 +272,20 @@ def writers(names: Collection[str]) -> tuple[str, ...]:
 
     >>> writers(["reward", "kl", "completions/mean_length", "clip_ratio/low_mean"])
     ('trl', 'ms-swift')
+    >>> writers(["mean_reward", "reward_std", "frac_reward_zero_std"])
+    ()
     """
     return namesakes(names) if tell_a_trainer(names) else ()
+
+
+def _has_own_reward(names: Collection[str]) -> bool:
+    """Tell plain names with a reward that no trainer calls so: the others are those that people choose as well."""
+    is_named = any(metric.quantity in _OF_REWARDS for name in names for _, metric in _owners(name))
+    rewards = (metric for name in names if (metric := generic(name)) and metric.quantity == "reward")
+    return not is_named and not any("/" in name for name in names) and any(rewards)
+
+
+_OF_REWARDS = frozenset({"reward", "penalised_reward", "function_reward"})
 
 
 def namesakes(names: Collection[str]) -> tuple[str, ...]:

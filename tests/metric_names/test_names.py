@@ -547,3 +547,17 @@ def test_a_kl_loss_is_the_kl_of_a_policy_that_has_a_reward_and_no_other(names, n
 def test_shares_of_truncated_responses(name):
     assert generic(name).quantity == "truncated_share"
     assert generic("truncated_ratio") is None, "may be an importance weight"
+
+
+def test_a_letter_in_brackets_is_what_a_function_is_of():
+    assert [generic(name) for name in ("S(r)", "Safety (r)")] == [None, None]
+    assert generic("Mean Return (Reward)").quantity == "reward"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"), [("reward", True), ("avg_reward", False), ("completions/mean_reward", True)]
+)
+def test_plain_names_beside_a_reward_of_a_name_of_its_own_tell_no_trainer(name, is_told):
+    """A name with a slash is chosen by few."""
+    names = ["loss", "reward_std", "frac_reward_zero_std", name]
+    assert bool(writers(names)) == is_told
