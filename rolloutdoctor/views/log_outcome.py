@@ -30,6 +30,9 @@ SURE_RANK = 3.0
 LIKELY_RANK = 2.2
 """The same of a probable rise, which chance exceeds once in 70: four lines that only rise are not enough."""
 
+NEARLY_NONE = 0.05
+"""Correctness below which hardly any response is right, and the same as a share of the reward."""
+
 STANDSTILL = "RDT016"
 """Code of the rule that says that a reward has not moved."""
 
@@ -185,10 +188,19 @@ def _apart(report: Report, gains: list[str], falls: list[str]) -> tuple[list[str
         sign, words = _went(vital.trend)
         if gains and (words or vital.trend.lines >= FEWEST):
             joint, words = ("and", words) if sign > 0 else ("while", words or _still(vital.trend))
+            if _is_next_to_nothing(vital, _learned(report)):
+                joint, words = "while", f"stayed near 0: {_thirds(vital.trend)}"
             gains = [f"{gains[0].removesuffix('.')}, {joint} the {vital.title} {words}.", *gains[1:]]
         elif sign < 0:
             falls = [*falls, f"The {vital.title} {words}."]
     return gains, falls
+
+
+def _is_next_to_nothing(vital: Vital, reward: Vital | None) -> bool:
+    """Tell a correctness of hardly any response, whatever its trend, beside a reward that most of them have."""
+    if vital.name != "correctness" or vital.trend is None or reward is None or reward.trend is None or vital.least < 0:
+        return False
+    return vital.trend.last < NEARLY_NONE and vital.trend.last < NEARLY_NONE * reward.trend.last
 
 
 def _still(trend: Trend) -> str:

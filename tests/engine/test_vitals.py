@@ -319,3 +319,24 @@ def test_a_log_of_the_loss_alone_says_how_many_lines_it_has(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps({"step": n, "loss": 0.1 * (n % 7)}) + "\n" for n in range(1100)))
     assert "only the loss (0 to 0.6 in 1,100 lines), which" in verdict(rd.check(log, trainer="trl"))
+
+
+@pytest.mark.parametrize(
+    ("correctness", "words"),
+    [
+        (0.048, "while the correctness stayed near 0: "),
+        (0.052, "and the correctness rose: "),
+    ],
+)
+def test_a_correctness_of_hardly_any_response_is_no_gain(tmp_path, correctness, words):
+    """However surely it rose beside a reward that is a proxy."""
+    values = [correctness * (0.6 + 0.4 * n / 19.5) for n in range(24)]
+    report = rd.check(of_two(tmp_path / "log.jsonl", RISES, "reward/correctness", values))
+    assert f"in the last, {words}" in verdict(report)
+
+
+def test_a_correctness_is_near_none_beside_the_reward_alone(tmp_path):
+    """Of a reward as small it may be all there is."""
+    values = [0.001 * n for n in range(24)]
+    report = rd.check(of_two(tmp_path / "log.jsonl", values, "reward/correctness", values))
+    assert "in the last, and the correctness rose: " in verdict(report)
