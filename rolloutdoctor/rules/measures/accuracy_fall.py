@@ -6,6 +6,9 @@ from rolloutdoctor.rules.numbers_rule import from_to, series, step_at
 from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, least_distance, rank_with_time, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
+_PERCENT = 100.0
+"""Of answers that are all right, where an accuracy is in percent."""
+
 
 def lost_at_once(run: Measured, errors: float, most: float) -> Judgement | None:
     """Compare the last accuracy alone: most of it may be lost at once."""
@@ -40,11 +43,12 @@ def lost_since_start(run: Measured, errors: float, share: float, steady: float) 
     The accuracies of N answers are multiples of 1/N, so that two different ones tell how many there are at least.
     """
     values = series(run, "accuracy")
+    whole = 1.0 if values.max() <= 1 else _PERCENT
     level, first, apart = ends(values), float(values[0]), least_distance(values)
-    if not apart or values.min() < 0 or values.max() > 1:
+    if not apart or values.min() < 0 or values.max() > whole:
         return None
     lost, middle = first - level.last, (first + level.last) / 2
-    of_answers = apart * (first * (1 - first) + level.last * (1 - level.last))
+    of_answers = apart * (first * (whole - first) + level.last * (whole - level.last)) / whole
     error = max(of_answers**0.5, OF_A_MEDIAN * level.error_with_memory)
     is_sure = lost > errors * error or rank_with_time(values) < -steady
     if not is_sure or lost <= share * first or values[-(len(values) // 3) :].max() >= middle:
