@@ -190,6 +190,25 @@ def test_what_an_evaluation_generates_with_is_no_setting(tmp_path):
     assert found == {"lr": 2e-5, "gamma": 0.9, "top_p": 0.8}
 
 
+@pytest.mark.parametrize(
+    ("code", "size"),
+    [
+        ("def grpo_step(b): pass\nG = 4", 4),
+        ("def grpo_step(b): pass\nG = 2", 2),
+        ("def grpo_step(b): pass\nG = 1", None),
+        ("def grpo_step(b): pass\nG = 1024", 1024),
+        ("def grpo_step(b): pass\nG = 1025", None),
+        ("def grpo_step(b): pass\nG = 4.5", None),
+        ("def grpo_step(b): pass\nG = 4\nG = 8", None),
+        ("def step(b): pass\nG = 4", None),
+    ],
+)
+def test_the_size_of_a_group_that_code_of_the_method_calls_g(tmp_path, code, size):
+    cell = {"cell_type": "code", "source": f"lr = 1e-5\ngamma = 0.9\n{code}", "outputs": []}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert own_options(Source.of(str(tmp_path / "a.ipynb"))).values.get("group_size") == size
+
+
 def test_what_these_count_differs_from_loop_to_loop(tmp_path):
     # mu may be the mean of a noise.
     cell = {"cell_type": "code", "source": "gamma = 0.99\nmu = 0.0\nnum_iterations = 3", "outputs": []}

@@ -50,7 +50,13 @@ def own_options(log: Source, read: ReadLog = _ANY) -> Stated | None:
     notebook = read_notebook(path)
     if notebook is not None:
         nodes = [node for cell in notebook.code for node in _of_training(parsed(cell))]
-        layers = _of_calls(notebook), _given(nodes), _defaults(nodes)
+        is_grpo = any(map(_IS_GRPO.search, notebook.code))
+        # In the paper of the method, and in most code of it, the size of a group is called so.
+        given = (
+            ("group_size" if is_grpo and name == "G" and value in range(2, _LARGEST_GROUP) else name, value)
+            for name, value in _given(nodes)
+        )
+        layers = _of_calls(notebook), given, _defaults(nodes)
         options, origin = _known(*layers, clips=_clips(nodes)), f"code of {name}"
         if not any(map(_HAS_REFERENCE.search, notebook.code)):
             # A beta is of replay, of an optimizer, or of anything else, where no policy is held to another one.
@@ -82,6 +88,8 @@ def _of_training(tree: ast.AST) -> Iterator[ast.AST]:
         left += ast.iter_child_nodes(node)
 
 
+_LARGEST_GROUP = 1025
+_IS_GRPO = re.compile(r"(?i)grpo|group[ _]relative")
 _HAS_REFERENCE = re.compile(r"(?i)kl|ref|dpo|grpo|rlhf")
 
 _OF_EVALUATION = re.compile(r"(?i)(?:^|_)(?:eval|test|infer|chat|demo|valid)")
