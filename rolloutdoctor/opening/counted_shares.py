@@ -41,6 +41,10 @@ _EQUAL, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTAL = map(
 TRUNCATED = "truncated_rate"
 """Share of the responses of a step that are truncated."""
 
+_SUM, _SUMMED = "total_reward", "total_num"
+"""The sum of the rewards of a step, and of how many."""
+_SUM_OF_PART = re.compile(r"total_\w{1,60}_reward")
+
 _CUT, _RESPONSES = map(
     re.compile,
     (
@@ -59,6 +63,7 @@ def with_shares(metrics: LoggedMetrics, groups: object, tell: Callable[[str], No
         groups: of a rollout, as the run states it.
         tell: takes of how many groups the count is, or the count where that is not stated.
     """
+    metrics = _with_mean_reward(metrics, tell)
     metrics = _with_truncated(_with_total(_with_percent(metrics, tell), tell), tell)
     counts = {
         key: [value for name, value in metrics.at(key).items() if _COUNT.fullmatch(name)]
@@ -164,3 +169,19 @@ def _with_truncated(metrics: LoggedMetrics, tell: Callable[[str], None]) -> Logg
     if shares:
         tell(f"truncated responses are counted, and all responses: their share is {TRUNCATED}")
     return metrics.with_values(shares)
+
+
+def _with_mean_reward(metrics: LoggedMetrics, tell: Callable[[str], None]) -> LoggedMetrics:
+    """Return metrics with the mean reward of each step, where it logs the sum, and of how many responses that is.
+
+    Beside `total_format_reward` the total is over responses; it may be over reward functions elsewhere.
+    """
+    rows = {key: metrics.at(key) for key in metrics.steps() if _SUM in metrics.at(key)}
+    is_sum = bool(rows) and all(
+        "reward" not in row and _named(row, _SUM_OF_PART) and row.get(_SUMMED, 0) >= 1 and not row[_SUMMED] % 1
+        for row in rows.values()
+    )
+    if not is_sum:
+        return metrics
+    tell(f"{_SUM} is the sum of {_SUMMED} rewards: their mean is read")
+    return metrics.with_values({key: {"reward": row[_SUM] / row[_SUMMED]} for key, row in rows.items()})

@@ -9,8 +9,11 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.table import understood
 from rolloutdoctor.opening.counted_shares import with_shares
+from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.logs import read_logs
+from rolloutdoctor.opening.open_any import open_any
 
 
 def read(path, rows):
@@ -118,6 +121,35 @@ def test_counts_of_groups_on_a_console_are_shares(tmp_path):
 def test_a_count_of_truncated_responses_is_a_share_of_those_counted(tmp_path, counts, shares):
     rows = [{"step": n, "loss": 0.5, "reward": 0.5, **more} for n, more in enumerate(counts, start=1)]
     assert shares_of(tmp_path, json.dumps(rows), "truncated_rate") == (shares or [None] * 3, bool(shares))
+
+
+SUMS = {"total_num": 4, "total_reward": 1.0, "total_format_reward": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "mean"),
+    [
+        (SUMS, 0.25),
+        ({**SUMS, "total_num": 0}, None),
+        ({**SUMS, "total_num": 4.5}, None),
+        ({**SUMS, "reward": 0.5}, 0.5),
+        ({"total_num": 4, "total_reward": 1.0}, None),
+        ({"total_reward": 1.0, "total_format_reward": 3.0}, None),
+    ],
+)
+def test_a_sum_of_rewards_is_a_mean_of_as_many_as_are_counted(tmp_path, row, mean):
+    rows = json.dumps([{"step": n, "loss": 0.5, **row} for n in (1, 2, 3)])
+    assert shares_of(tmp_path, rows, "reward") == ([mean] * 3, row == SUMS)
+
+
+def test_the_mean_of_summed_rewards_is_the_reward_of_a_line(tmp_path):
+    sums = "'total_reward': 1.0, 'total_a_reward': 2.0"
+    lines = "".join(f"step {n}, loss: 0.5, data: {{'total_num': {n}, {sums}}}\n" for n in (1, 2, 4))
+    (tmp_path / "log.txt").write_text(lines)
+    paths = [str(tmp_path / "log.txt")]
+    with open_any(paths, trainer=None, options=ConvertOptions(), tell=print, logs_alone=True) as run:
+        assert [run.metrics.at(key)["reward"] for key in run.metrics.steps()] == [1.0, 0.5, 0.25]
+        assert understood(run.metrics.names())["reward"][0] == "reward"
 
 
 EPISODES = [{"episode": place, "reward": 0.5, "level": "easy", "done": True} for place in range(1, 41)]
