@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from rolloutdoctor import packs
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import TRAINERS as METRICS_OF
-from rolloutdoctor.metric_names.table import tell_a_trainer, whose
+from rolloutdoctor.metric_names.table import tell_a_trainer, whose, writers
 from rolloutdoctor.plugins import offered, own
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers.spec import Trainer
@@ -40,7 +40,10 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
             return trainer
     alone = Counter(next(iter(owners)) for name in names if len(owners := _owners(name)) == 1)
     titles = [title for title, count in alone.most_common(1) if count >= _FEWEST_NAMES]
-    return next((trainer for trainer in TRAINERS.values() if trainer.title in titles), None)
+    # Parts of a reward that one trainer's pattern has are any loop's: who has more of the names speaks against it.
+    likely = writers(names)
+    named = (trainer for trainer in TRAINERS.values() if trainer.title in titles)
+    return next((trainer for trainer in named if not likely or trainer.name in likely), None)
 
 
 _FEWEST_NAMES = 2

@@ -561,3 +561,9 @@ def test_plain_names_beside_a_reward_of_a_name_of_its_own_tell_no_trainer(name, 
     """A name with a slash is chosen by few."""
     names = ["loss", "reward_std", "frac_reward_zero_std", name]
     assert bool(writers(names)) == is_told
+
+
+def test_parts_of_a_reward_name_no_trainer_that_has_fewer_of_the_names_than_others():
+    names = ["reward/mean", "reward/f", "reward/g", "reward/g_minus_f", "optim/lr", "time/total", "policy/entropy"]
+    assert "skyrl" not in writers(names)
+    assert trainer_from_metric_names(names) is None
