@@ -185,6 +185,14 @@ class LoggedMetrics:
         values = {key: {**metrics, **more.get(key, {})} for key, metrics in self._values.items()}
         return LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines, self.facts)
 
+    def without(self, places: Mapping[str, Collection[StepKey]]) -> "LoggedMetrics":
+        """Return these metrics without some values: of each name those of some steps."""
+        values = {
+            key: {name: value for name, value in metrics.items() if key not in places.get(name, ())}
+            for key, metrics in self._values.items()
+        }
+        return LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines, self.facts)
+
     def __contains__(self, key: StepKey) -> bool:
         return key in self._values
 

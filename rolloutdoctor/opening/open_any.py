@@ -22,6 +22,7 @@ from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED, training_kind
 from rolloutdoctor.opening.counted_shares import GROUPS, with_shares
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
+from rolloutdoctor.opening.filled_evaluations import without_filled
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
 from rolloutdoctor.opening.sibling_logs import are_of_one_training
@@ -119,7 +120,7 @@ def _of_logs(logs: Sequence[Source], paths: Sequence[str], tell: Callable[[str],
     tell(f"logged metrics without rollouts ({kinds})")
     notes = ReaderNotes()
     try:
-        metrics = read_logs(logs, notes)
+        metrics = without_filled(read_logs(logs, notes), notes)
     except InputError as error:
         # A notebook that was cleared has its code.
         code = [Path(log.path) for log in logs if len(logs) == 1 and read_notebook(Path(log.path)) is not None]
@@ -181,7 +182,8 @@ def _completed_by(log_paths: Sequence[str], run: Run, tell: Callable[[str], None
     if log_paths:
         logs = tuple(map(Source.of, log_paths))
         tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in log_paths))}")
-        metrics = with_shares(read_logs(logs, run.notes), run.metadata.config.get(GROUPS), run.notes)
+        metrics = without_filled(read_logs(logs, run.notes), run.notes)
+        metrics = with_shares(metrics, run.metadata.config.get(GROUPS), run.notes)
         run_metrics = [("the run", run.metrics)]
         metrics = at_steps_of(metrics, logs[0].name, run_metrics, run.notes)
         for key, name, value, last in differences(metrics, run.metrics):

@@ -4,18 +4,24 @@ import json
 
 import pytest
 
-from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.table import read_log
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.opening.filled_evaluations import without_filled
+from rolloutdoctor.opening.logs import read_logs
 
 
 def evaluations(path, values):
     """What is read of them, by step, and what was said."""
     rows = [{"step": n, "reward": 0.01 * n, "loss": 0.1, "val_reward": value} for n, value in enumerate(values)]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write = as_line if path.suffix == ".log" else json.dumps
+    path.write_text("".join(f"{write(row)}\n" for row in rows))
     told = []
-    entries = list(read_log(Source.of(str(path)), LogNotes(told.append)))
-    return {step: row["val_reward"] for step, _, row in entries if "val_reward" in row}, told
+    metrics = without_filled(read_logs([Source.of(str(path))]), told.append)
+    logged = {key.step: metrics.at(key) for key in metrics.steps()}
+    return {step: values["val_reward"] for step, values in logged.items() if "val_reward" in values}, told
+
+
+def as_line(row):
+    return " | ".join(f"{name}: {value}" for name, value in row.items())
 
 
 def at(steps, count=40):
@@ -27,12 +33,11 @@ def at(steps, count=40):
     [{*range(4, 40, 5)}, {0, *range(4, 38, 5), 36}, {*range(0, 40, 2)}],
     ids=["every fifth", "and the first and the last", "every other"],
 )
-def test_zeros_between_evaluations_are_left_out(tmp_path, steps):
-    read, told = evaluations(tmp_path / "log.jsonl", at(steps, max(steps) + 1))
+@pytest.mark.parametrize("name", ["log.jsonl", "train.log"])
+def test_zeros_between_evaluations_are_left_out(tmp_path, steps, name):
+    read, told = evaluations(tmp_path / name, at(steps, max(steps) + 1))
     assert set(read) == steps
-    assert [one.partition(": ")[2] for one in told] == [
-        "val_reward is 0 in steps without an evaluation: these zeros are left out"
-    ]
+    assert told == ["val_reward is 0 in steps without an evaluation: these zeros are left out"]
 
 
 def test_an_evaluation_at_its_turn_may_be_zero(tmp_path):

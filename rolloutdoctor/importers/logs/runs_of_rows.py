@@ -8,7 +8,6 @@ from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.counters import through_epochs
-from rolloutdoctor.importers.logs.filled_evaluations import without_filled
 from rolloutdoctor.importers.logs.kinds_of_rows import steps_by_place
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
 from rolloutdoctor.importers.logs.numbers import Entry
@@ -39,7 +38,7 @@ def entries_of_rows(rows: Sequence[Row], notes: LogNotes, *, is_printed: bool = 
         notes: says which run is wanted, and takes what is said of the others, and of what is left out.
         is_printed: whether the transformers Trainer may have logged them.
     """
-    for row, where in without_filled(_of_one_run(_with_steps(rows, notes), notes), notes):
+    for row, where in _of_one_run(_with_steps(rows, notes), notes):
         yield from entries_of(row, where, notes, is_printed=is_printed)
 
 
