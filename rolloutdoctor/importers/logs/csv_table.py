@@ -119,8 +119,8 @@ def _rows(table: "csv.DictReader[str]", delimiter: str, source: str) -> tuple[li
     sentences = []
     # The end of a run may write other numbers, or half a line: nothing says which column each is of.
     if len(rows) > 1 and short == [len(rows) - 1]:
-        sentences.append(f"the last row has fewer cells than the first line has names: left out ({where})")
-        rows.pop()
+        line = rows.pop()[1].rpartition(", ")[2]
+        sentences.append(f"the last row has fewer cells than the first line has names, and is left out ({line})")
     if binned:
         sentences.append("points of the chart are means of several steps; export the run's history for all")
     if odd:
