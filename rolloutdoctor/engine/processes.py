@@ -102,7 +102,6 @@ def _submit(
     with without_working_folder():
         # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
         resource_tracker.ensure_running()
-        others = set(multiprocessing.active_children())
         # A terminal sends Ctrl-C, or that it has closed, to every process. A blocked signal stays blocked in a process
         # that is started: this one kills the others, and none of them has anything to say about it.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
@@ -111,7 +110,8 @@ def _submit(
             # has imported torch and can read it.
             futures = [pool.submit(_measured, work, part) for part in parts]
         finally:
-            started += set(multiprocessing.active_children()) - others
+            # Those that have died since are no active children any more, and nobody would see that they did.
+            started += (pool._processes or {}).values()
     # The pool's thread waits for the rest of a result for ever if a worker is killed while it sends it, unless that was
     # the last process that could send any.
     pool._result_queue._writer.close()  # type: ignore[attr-defined]

@@ -153,6 +153,20 @@ def test_a_worker_that_dies_at_its_work_is_told(path, monkeypatch, death):
     assert not multiprocessing.active_children()
 
 
+def test_a_worker_that_dies_before_all_parts_are_submitted_is_told(path, monkeypatch):
+    submit = processes.ProcessPoolExecutor.submit
+
+    def late(pool, *given):
+        future = submit(pool, *given)
+        time.sleep(0.5)
+        return future
+
+    monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", late)
+    monkeypatch.setattr(processes, "_measured", _DiesInTheMiddleOfItsResult())
+    with pytest.raises(InputError, match=r"a worker process died \(exit code -9\)"):
+        measure(prepare(open_run([path]), CheckOptions(device="cpu")), executor=Processes(2))
+
+
 @pytest.mark.slow(every=True)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nobody_is_left_when_the_command_is_ended(tmp_path, how):
