@@ -46,7 +46,8 @@ def test_not_applicable():
 def main(name: str, code: str) -> None:
     """Write the files, and enter the rule in the table."""
     if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name) or not re.fullmatch(r"RD[AGIMOT]\d{3}", code):
-        raise SystemExit("make rule NAME=kebab-case-name CODE=RDO001 (a family of A, G, I, M, O, T and three digits)")
+        families = ", ".join(f"{start[2]} {family}" for start, family in FAMILIES.items())
+        raise SystemExit(f"make rule NAME=kebab-case-name CODE=RDO001 (RD, a family and three digits: {families})")
     module, family = name.replace("-", "_"), FAMILIES[code[:3]]
     rule = PACKS.parent / "rules" / family / f"{module}.py"
     test = ROOT / "tests" / "rules" / family / f"test_{module}.py"
@@ -64,6 +65,7 @@ def main(name: str, code: str) -> None:
     subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "--fix", *written], check=True)
     subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *written], check=True)
     print(f"wrote {rule.relative_to(ROOT)} and {test.relative_to(ROOT)}, and one line in rolloutdoctor/packs.py")
+    print("it counts tokens; for a rule over logged numbers see docs/contribute/rule.md, A rule over the log")
     print("run UPDATE=1 pytest tests/test_readme.py for the numbers of rules in README and docs")
 
 

@@ -56,4 +56,5 @@ def test_bad_names_are_one_sentence(copy, words):
     done = make(copy, *words)
     assert done.returncode == 1
     assert done.stderr.startswith("make rule NAME=kebab-case-name CODE=RDO001")
+    assert "I integrity, M metrics, O off_policy, T dynamics" in done.stderr
     assert not list((copy / "rolloutdoctor" / "rules").rglob("made*"))

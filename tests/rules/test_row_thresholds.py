@@ -40,4 +40,6 @@ def test_every_number_has_its_rows(family):
         (code, name) for code, name in numbers_of_rules() if type(table.find(code)).__module__.startswith(folder)
     }
     assert numbers
-    assert numbers == {(one.code, one.number) for one in family.BOUNDARIES}
+    tested = {(one.code, one.number) for one in family.BOUNDARIES}
+    how = f"a line each in BOUNDARIES of {family.__name__}; `near` and `count` make one"
+    assert numbers == tested, f"{numbers - tested}: {how}"
