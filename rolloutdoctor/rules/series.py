@@ -302,20 +302,23 @@ def isolated_jump(values: "Values", *, times: float, share: float, around: int) 
 
     Args:
         values: finite.
-        times: how far the jump is above every other change among the lines around it.
+        times: how far the jump is above every other change among the lines around it, and above the standard deviation
+            of all changes: few lines of noise may be quiet by chance.
         share: of the level before, that it is at least.
         around: lines on both sides that are compared.
     """
     import numpy as np
 
-    steps = np.abs(np.diff(values))
+    changes = np.diff(values)
+    steps = np.abs(changes)
+    typical = float(np.median(np.abs(changes - np.median(changes)))) / 0.6745 if len(changes) else 0.0
     best: tuple[float, int, float, float] | None = None
     for at in range(around, len(values) - around + 1):
         jump = steps[at - 1]
         if best is not None and jump <= best[0]:
             continue
         # First what costs little: medians of each place of a long log take seconds.
-        if jump <= times * np.delete(steps[at - around : at + around - 1], around - 1).max():
+        if jump <= times * max(typical, np.delete(steps[at - around : at + around - 1], around - 1).max()):
             continue
         before, after = float(np.median(values[at - around : at])), float(np.median(values[at : at + around]))
         # Of many places some jump by chance between a few lines; many lines on both sides do not.

@@ -718,6 +718,20 @@ BOUNDARIES = [
         lambda x: {"entropy": list(np.cumsum([0.1] + [0.01] * 14 + [0.01 * x] + [0.01] * 14))},
         ("clean", "warning"),
     ),
+    near(
+        "RDT014",
+        "times",
+        4.0,
+        # Ten quiet lines in a log whose changes are 1 and -1.
+        lambda x: {
+            "entropy": [
+                *waves([40.0] * 20, 0.5),
+                *turns(40.0, 40 + x / 0.6745, at=5, steps=10),
+                *waves([40 + x / 0.6745] * 20, 0.5),
+            ]
+        },
+        ("clean", "warning"),
+    ),
     near("RDT014", "share", 0.1, lambda x: {"entropy": turns(1.0, 1 + x)}, ("clean", "warning")),
     Boundary(
         "RDT014",
@@ -730,7 +744,7 @@ BOUNDARIES = [
     ),
     near("RDT014", "large", 0.2, lambda x: {"entropy": uneven(2.3, 2.3 - 2.332 * x, 0.08)}, ("clean", "warning")),
     near(
-        "RDT014", "deviations", 4.0, lambda x: {"entropy": uneven(2.3, 1.6, 0.7 / (0.8896 * x))}, ("clean", "warning")
+        "RDT014", "deviations", 5.0, lambda x: {"entropy": uneven(2.3, 1.6, 0.7 / (0.8896 * x))}, ("clean", "warning")
     ),
     Boundary(
         "RDT014", "around", {"entropy": turns(1.0, 2.0, at=4)}, {"entropy": turns(1.0, 2.0, at=5)}, ("clean", "warning")

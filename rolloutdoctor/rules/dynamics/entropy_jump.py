@@ -23,13 +23,13 @@ class EntropyJump(NumbersRule):
 
     ## How it is measured
     A finding requires that the change from one line to the next is four times every other change among the five lines
-    before and the five after, that the medians of these lines, and of the 50 on either side, differ by more than half
-    of it, and that it is a tenth of the level before or more. For noisy entropies: ten lines on either side are flat
-    and stay on their own side of the middle of the change, which is within one step, a fifth of the level before or
-    more, and four standard deviations of the noise. An outlier goes back, and does not count. Updates on one generated
-    batch have nearly one entropy, whatever the next batch has: if a log has a reward only at some lines, up to 16 lines
-    from one to the next count as one line. A warning, confirmed: the log shows that it happened, not what changed.
-    `onset` is the first step of the new level.
+    before and the five after, and the standard deviation of all changes, that the medians of these lines, and of the
+    50 on either side, differ by more than half of it, and that it is a tenth of the level before or more. For noisy
+    entropies: ten lines on either side are flat and stay on their own side of the middle of the change, which is
+    within one step, a fifth of the level before or more, and five standard deviations of the noise. An outlier goes
+    back, and does not count. Updates on one generated batch have nearly one entropy, whatever the next batch has: if
+    a log has a reward only at some lines, up to 16 lines from one to the next count as one line. A warning,
+    confirmed: the log shows that it happened, not what changed. `onset` is the first step of the new level.
 
     ## What to do
     Compare the sampling temperature, the weights, the data and the template of the runs or phases that meet there.
@@ -52,7 +52,7 @@ class EntropyJump(NumbersRule):
     around: int = 5
     lines: int = 10
     large: float = 0.2
-    deviations: float = 4.0
+    deviations: float = 5.0
     updates: int = 16
     """Updates on one generated batch, of which trainers log the reward once."""
 
