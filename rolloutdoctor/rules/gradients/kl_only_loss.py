@@ -217,7 +217,7 @@ def stated_coefficient(context: Context) -> float | None:
     if option is None or config is None or objective is None or objective.entropy_bonus is not None:
         return None
     setting = config.settings.get(option)
-    if setting is None or setting.assumed or not isinstance(setting.value, int | float) or not setting.value:
+    if setting is None or not setting.is_stated or not isinstance(setting.value, int | float) or not setting.value:
         return None
     return float(setting.value)
 

@@ -80,7 +80,7 @@ def stated_limit(context: Context) -> float | None:
     """Return the largest length of a response, where an option states it."""
     option = None if context.trainer is None else context.trainer.roles.length
     setting = None if option is None or context.config is None else context.config.settings.get(option)
-    if setting is None or setting.assumed or not isinstance(setting.value, int | float):
+    if setting is None or not setting.is_stated or not isinstance(setting.value, int | float):
         return None
     return float(setting.value)
 

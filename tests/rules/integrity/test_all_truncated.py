@@ -260,6 +260,13 @@ def test_a_mean_length_near_a_stated_limit(log, told):
     assert told or report.skipped
 
 
+@pytest.mark.parametrize(("stated", "is_told"), [({}, False), ({"max_completion_length": 512}, True)])
+def test_a_default_states_no_limit(stated, is_told):
+    """Not even one that decides nothing in the objective, and is not assumed for that."""
+    report = check_log("RDI012", "trl-rloo", response_length=[500.25, 501.5] * 6, **stated)
+    assert bool(report.findings) == is_told
+
+
 @pytest.mark.parametrize(
     ("longest", "is_told"),
     [([100.0] * 9 + [80.0], True), ([100.0] * 8 + [80.0] * 2, False), ([100.0] * 3, True), ([100.0] * 2, False)],
