@@ -117,7 +117,8 @@ def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
     for note in report.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), 11)
     if report.findings:
-        yield "These are measurements of the rollouts, not proof that the run is broken."
+        source = "rollouts" if report.input.rows else "log"
+        yield f"These are measurements of the {source}, not proof that the run is broken."
 
 
 def _headline(finding: Finding, style: Style, see: str = "") -> RenderableType:

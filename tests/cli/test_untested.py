@@ -18,7 +18,7 @@ MOST_LINES = 40
 
 
 def log_alone(folder):
-    same = {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.0, "kl": 0.01, "completions/mean_length": 9.0}
+    same = {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.0, "kl": 0.01, "completions/mean_length": 900.0}
     trainer_state(folder, [{"step": n, "reward": 0.1 * (n % 7), "reward_std": 0.2, **same} for n in range(1, 25)])
     return folder / "trainer_state.json"
 
