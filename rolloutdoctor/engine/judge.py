@@ -266,8 +266,8 @@ def _finding(rule: AnyRule, seen: Seen, total: Measured, judgement: Judgement) -
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
         cause=judgement.cause,
         why=judgement.why or rule.why(),
-        remark=judgement.remark,
-        hinders=judgement.hinders and bool(judgement.remark),
+        remark=judgement.remark or (judgement.headline if judgement.hinders else ""),
+        hinders=judgement.hinders,
     )
 
 

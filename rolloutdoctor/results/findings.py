@@ -97,7 +97,7 @@ class Finding(Displayed):
         why: why it matters, one sentence.
         follows_from: code of the finding that is the cause of this one and counts for it, or None.
         remark: what belongs beside "no fault was found", as a clause; empty for most.
-        hinders: it may be why the reward does not rise, and is said before that; with a `remark` alone.
+        hinders: it may be why the reward does not rise, and is said before that.
         known: whether a baseline has it, so that it does not change the exit code; None without a baseline.
     """
 

@@ -228,8 +228,8 @@ class Judgement:
         cause: the hypothesis that established it, or None.
         fix: the fix (``NAME:VARIANT``) that removes it, where that depends on what was found.
         why: why it matters, where that depends on what was found; else the page of the rule says it.
-        remark: what belongs beside "no fault was found", as a clause; empty for most.
-        hinders: it may be why the reward does not rise, and is said before that; with a `remark` alone.
+        remark: what belongs beside "no fault was found", as a clause; empty for most, and the headline if it `hinders`.
+        hinders: it may be why the reward does not rise, and is said before that.
     """
 
     severity: Severity

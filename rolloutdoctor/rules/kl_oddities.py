@@ -119,7 +119,7 @@ def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, sm
         confirmed=False,
         words=words,
         remark=words if values.max() > MOST_KL else "",
-        hinders=True,
+        hinders=bool(values.max() > MOST_KL),
         advice=f"inspect the batch of step {step}; if spikes recur, lower {own_name(context, 'the learning rate')}",
         why="At such a step the policy suddenly differs far more from the reference than around it.",
     )

@@ -1,4 +1,4 @@
-"""One change of level within one step, in a series whose noise is not small beside it."""
+"""One change of level within one step: far above all changes around it, or above the noise of two flat sides."""
 
 from typing import TYPE_CHECKING
 
@@ -43,3 +43,38 @@ def level_jump(values: "Values", *, lines: int, share: float, deviations: float)
         if is_sudden and size >= deviations and (best is None or size > best[0]):
             best = (size, at, before, after)
     return None if best is None else best[1:]
+
+
+def isolated_jump(values: "Values", *, times: float, share: float, around: int) -> tuple[int, float, float] | None:
+    """Return where a series jumps once and stays, and the medians before and after; None if it does not.
+
+    Args:
+        values: finite.
+        times: how far the jump is above every other change among the lines around it, and above the standard deviation
+            of all changes: few lines of noise may be quiet by chance.
+        share: of the level before, that it is at least.
+        around: lines on both sides that are compared.
+    """
+    import numpy as np
+
+    changes = np.diff(values)
+    steps = np.abs(changes)
+    typical = float(np.median(np.abs(changes - np.median(changes)))) / 0.6745 if len(changes) else 0.0
+    best: tuple[float, int, float, float] | None = None
+    for at in range(around, len(values) - around + 1):
+        jump = steps[at - 1]
+        if best is not None and jump <= best[0]:
+            continue
+        # First what costs little: medians of each place of a long log take seconds.
+        if jump <= times * max(typical, np.delete(steps[at - around : at + around - 1], around - 1).max()):
+            continue
+        before, after = float(np.median(values[at - around : at])), float(np.median(values[at : at + around]))
+        # Of many places some jump by chance between a few lines; many lines on both sides do not.
+        stays = float(np.median(values[at : at + _STAYS])) - float(np.median(values[max(0, at - _STAYS) : at]))
+        if jump >= share * abs(before) and min(abs(after - before), abs(stays)) > jump / 2:
+            best = (float(jump), at, before, after)
+    return None if best is None else best[1:]
+
+
+_STAYS = 50
+"""Lines on both sides of a jump whose medians have to differ by half of it."""

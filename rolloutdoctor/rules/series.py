@@ -297,40 +297,6 @@ def smoothed(values: "Values | Sequence[float]", width: int) -> "Values":
     return series.rolling_median(width // 2 * 2 + 1, min_samples=1, center=True).to_numpy()
 
 
-def isolated_jump(values: "Values", *, times: float, share: float, around: int) -> tuple[int, float, float] | None:
-    """Return where a series jumps once and stays, and the medians before and after; None if it does not.
-
-    Args:
-        values: finite.
-        times: how far the jump is above every other change among the lines around it, and above the standard deviation
-            of all changes: few lines of noise may be quiet by chance.
-        share: of the level before, that it is at least.
-        around: lines on both sides that are compared.
-    """
-    import numpy as np
-
-    changes = np.diff(values)
-    steps = np.abs(changes)
-    typical = float(np.median(np.abs(changes - np.median(changes)))) / 0.6745 if len(changes) else 0.0
-    best: tuple[float, int, float, float] | None = None
-    for at in range(around, len(values) - around + 1):
-        jump = steps[at - 1]
-        if best is not None and jump <= best[0]:
-            continue
-        # First what costs little: medians of each place of a long log take seconds.
-        if jump <= times * max(typical, np.delete(steps[at - around : at + around - 1], around - 1).max()):
-            continue
-        before, after = float(np.median(values[at - around : at])), float(np.median(values[at : at + around]))
-        # Of many places some jump by chance between a few lines; many lines on both sides do not.
-        stays = float(np.median(values[at : at + _STAYS])) - float(np.median(values[max(0, at - _STAYS) : at]))
-        if jump >= share * abs(before) and min(abs(after - before), abs(stays)) > jump / 2:
-            best = (float(jump), at, before, after)
-    return None if best is None else best[1:]
-
-
-_STAYS = 50
-"""Lines on both sides of a jump whose medians have to differ by half of it."""
-
 PASSING = 0.02
 """Share of the lines below which several outliers are passing, if nothing changed after them."""
 

@@ -1222,7 +1222,7 @@ def test_the_sign_of_an_entropy_in_a_loop_of_ones_own_is_not_known(tmp_path):
 
 
 def test_the_onset_of_a_change_of_level_is_its_step():
-    from rolloutdoctor.rules.series import isolated_jump
+    from rolloutdoctor.rules.level_jump import isolated_jump
 
     assert isolated_jump(np.asarray([1.0, 1.01] * 10 + [2.0, 2.01] * 10), times=4, share=0.2, around=5)[0] == 20
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rolloutdoctor.rules.level_jump import level_jump
+from rolloutdoctor.rules.level_jump import isolated_jump, level_jump
 from rolloutdoctor.rules.measures.reward_rise import rose_since
-from rolloutdoctor.rules.series import chance_limit, ends, is_passing, isolated_jump, memory, noise, rank_with_time
+from rolloutdoctor.rules.series import chance_limit, ends, is_passing, memory, noise, rank_with_time
 
 
 @pytest.mark.parametrize("count", [2, 3, 64, 65, 130, 777])

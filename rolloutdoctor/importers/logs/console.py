@@ -8,11 +8,11 @@ from rolloutdoctor.importers.logs.dict_forms import ANY_DICT
 from rolloutdoctor.importers.logs.forms import ANY_NAMES, form_of
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText, read_once
 from rolloutdoctor.importers.logs.numbers import Entry
+from rolloutdoctor.importers.logs.parts_of_steps import means_of_steps
 from rolloutdoctor.importers.logs.printed import Form, Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
 from rolloutdoctor.importers.logs.rows import entries_of
-from rolloutdoctor.importers.logs.runs_of_rows import one_row_a_step
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
 from rolloutdoctor.importers.reading.unchanged import kept
@@ -123,7 +123,7 @@ def entries_of_text(text: Text, notes: LogNotes) -> Iterator[Entry]:
     for record in records:
         notes.planned(record.total_steps)
     rows = numbered(records, text.bars.between(first, after), notes, growing=reading.is_growing())
-    for row, where in one_row_a_step(rows, notes) if text.form in ANY_NAMES else rows:
+    for row, where in means_of_steps(rows, notes) if text.form in ANY_NAMES else rows:
         yield from entries_of(row, where, notes)
     for sentence in text.form.remarks:
         notes.say(sentence)

@@ -61,17 +61,12 @@ def _of_one_run(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
         ends = list(accumulate(map(len, runs.values())))
         run_texts = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
     first, after = notes.chosen(run_texts)
-    return one_row_a_step(_without_summary(rows[first:after], notes), notes)
+    return means_of_steps(_without_summary(rows[first:after], notes), notes)
 
 
 def _as_printed(row: Mapping[str, object]) -> Printed:
     name, step, _ = counter_of(row) or ("", None, None)
     return Printed(values_of_row(row), step, EVAL if row.get("split") == EVAL else TRAIN, name)
-
-
-def one_row_a_step(rows: Sequence[Row], notes: LogNotes) -> Sequence[Row]:
-    """Return one row for each step of a run, with what its rows say of it together; `notes` takes what was done."""
-    return means_of_steps(rows, notes)
 
 
 def _name_of_run(rows: Sequence[Row]) -> str | None:

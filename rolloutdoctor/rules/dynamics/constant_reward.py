@@ -96,13 +96,12 @@ class ConstantReward(NumbersRule):
         return Judgement(
             severity=Severity.WARNING if is_zero and len(table) >= self.lasting else Severity.INFO,
             confirmed=True,
-            headline=(words := f"{counted(len(names), 'reward function')} {gave} {where}: {listed}"),
+            headline=f"{counted(len(names), 'reward function')} {gave} {where}: {listed}",
             message=f"{'Mean and std' if is_zero else 'The mean'} of {', '.join(names)} "
             f"{'are' if is_zero else 'is'} exactly 0 in {where}.",
             evidence=f"the logged means{' and standard deviations' if is_zero else ''} of the functions",
             advice=f"call {names[0]} on some responses: check what it returns and which exceptions it swallows",
             measures={"constant_functions": Measure(len(names), "functions")},
-            remark=words,
             hinders=True,
         )
 

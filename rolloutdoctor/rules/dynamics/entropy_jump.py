@@ -5,9 +5,8 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name
-from rolloutdoctor.rules.level_jump import level_jump
+from rolloutdoctor.rules.level_jump import isolated_jump, level_jump
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, step_at
-from rolloutdoctor.rules.series import isolated_jump
 from rolloutdoctor.rules.table_rule import Measured
 
 

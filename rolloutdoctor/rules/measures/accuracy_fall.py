@@ -63,6 +63,5 @@ def lost_since_start(run: Measured, errors: float, share: float, steady: float) 
         advice="compare responses of both ends (a reward that rises meanwhile measures something else); start again "
         "with a lower learning rate or a larger KL coefficient",
         measures={"accuracy_first": Measure(first, "1"), "accuracy_last": Measure(level.last, "1")},
-        remark=words,
         hinders=True,
     )

@@ -46,6 +46,5 @@ def few_choices(run: Measured, context: Context, choices: float) -> Judgement | 
         advice="raise the sampling temperature, start from a less trained checkpoint, or use prompts that need longer "
         "responses",
         measures={"response_entropy": Measure(nats, "nats")},
-        remark=words,
         hinders=True,
     )

@@ -38,7 +38,6 @@ def fell_back(run: Measured, values: "Values", limit: float, long: float, contex
         advice=f"compare responses before step {first} and after step {last}; if it recurs, raise "
         f"{kl_coefficient(context)} or lower {own_name(context, 'the learning rate')}",
         measures={"kl_most": Measure(most, "nats"), "kl_last": Measure(end, "nats"), "onset": Measure(first, "step")},
-        remark=words,
         hinders=True,
     )
 

@@ -71,7 +71,6 @@ class Lengths:
             evidence=evidence,
             advice=self.advice,
             measures=measures,
-            remark=words,
             hinders=True,
         )
 

@@ -54,7 +54,6 @@ def longer_responses(
             **({} if cut is None else {"truncated_last": Measure(cut.last, "1")}),
             "onset": Measure(None if at is None else step_at(run, at), "step"),
         },
-        remark=words,
         hinders=True,
     )
 

@@ -26,6 +26,5 @@ def mostly_least(run: Measured, context: Context, share: float) -> Judgement | N
         evidence="the logged rewards",
         advice="take easier prompts, or give a part of the reward for a part of the answer; read some responses",
         measures={"least_share": Measure(same / lines, "share")},
-        remark=words,
         hinders=True,
     )

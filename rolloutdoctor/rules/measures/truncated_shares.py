@@ -77,7 +77,6 @@ def many_truncated(
         evidence=source,
         advice=advice,
         measures={"share_first": Measure(first, "share"), "share_last": Measure(last, "share")} if grew else {},
-        remark=words,
         hinders=True,
     )
 
@@ -110,7 +109,6 @@ def without_end(run: Measured, context: Context, lines: str, least: float, *, is
         advice="check the end-of-sequence token of the tokenizer, the stop strings of the sampler and the limit of a "
         "turn; where truncated responses are masked, none of these trains the policy",
         measures={"counted_share": Measure(share, "share")},
-        remark=words,
         hinders=True,
     )
 
@@ -129,6 +127,5 @@ def never_ended(run: Measured, lines: str) -> Judgement | None:
         advice="raise the response length limit, and check that the tokenizer's end-of-sequence token is the one that "
         "the model was trained to end with: a chat model may have its own",
         measures={"counted_share": Measure(1.0, "share")},
-        remark=words,
         hinders=True,
     )
